@@ -1,0 +1,434 @@
+"""What a user holds: an agent that solves tasks by writing Python.
+
+agent = CodeAgent(tools=[search], model="openai:gpt-5")
+agent.run("…").answer                      # synchronous
+(await agent.run_async("…")).answer        # inside an event loop
+async for event in agent.stream("…"): …    # everything as it happens
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
+from contextlib import aclosing
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+from farhand import event as ev
+from farhand import registry, value
+from farhand.errors import (
+    FarhandError,
+    Interrupted,
+    LimitReached,
+    NestedLoopError,
+    SandboxError,
+    StoreError,
+    TurnFailed,
+    UsageError,
+)
+from farhand.event import Event, NewEvent
+from farhand.home import farhand_home
+from farhand.limits import LEASE_S, Limits
+from farhand.loop import Delta, Driver, Equipment, Lease
+from farhand.model.port import Model
+from farhand.sandbox import imports
+from farhand.sandbox.environment import DEFAULT, Environment, with_imports
+from farhand.sandbox.port import Sandbox
+from farhand.secret import redactor
+from farhand.session import Session, pack
+from farhand.state import Turn
+from farhand.store.port import Blobs, Store
+from farhand.tool import Tool, collect
+
+T = TypeVar("T")
+Streamed: TypeAlias = Event | Delta
+
+BOXES_KEPT = 4
+"""Boxes an agent keeps alive between turns, so that variables live on; the oldest is destroyed."""
+CLOSE_S = 10.0
+"""How long a stream that is closed early waits for its turn to end."""
+SENDER = "user:local"
+TITLE_CHARS = 120
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What a turn cost. Seconds are wall time from the message to the end."""
+
+    input_tokens: int = 0
+    output_tokens: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """One turn. `answer` is the value given to final_answer, decoded; `files` are the session's files on this
+    machine."""
+
+    answer: Any
+    events: tuple[Event, ...] = field(repr=False)
+    usage: Usage
+    files: tuple[Path, ...]
+    session_id: str
+
+
+class CodeAgent:
+    """An agent whose actions are Python, run in a box.
+
+    `tools` are `Tool`s or functions; `model` is a Model or a name (`provider:name`; None: from the environment, see
+    `registry.choose_model`); `sandbox` a name or a Sandbox; `additional_authorized_imports` are import names beyond the
+    default environment, whose distributions are installed once into a cached environment. `home` is where the
+    record, files and
+    environments live (`$FARHAND_HOME`). One agent may run many turns, one after another or at once.
+    """
+
+    def __init__(
+        self,
+        tools: Iterable[Tool | Callable[..., Any]] = (),
+        model: Model | str | None = None,
+        sandbox: Sandbox | str = "local",
+        additional_authorized_imports: Sequence[str] = (),
+        instructions: str = "",
+        limits: Limits | None = None,
+        *,
+        environment: Environment = DEFAULT,
+        home: str | os.PathLike[str] | None = None,
+        store: Store | None = None,
+        blobs: Blobs | None = None,
+        lease_s: float = LEASE_S,
+        boxes_kept: int = BOXES_KEPT,
+        progress: Callable[[str], None] | None = None,
+    ) -> None:
+        if isinstance(additional_authorized_imports, str):
+            raise UsageError("additional_authorized_imports is a list of names, not one text")
+        self.tools = _by_name(tools)
+        self.limits = limits or Limits()
+        self.instructions = instructions
+        self.environment = with_imports(environment, additional_authorized_imports)
+        self._additional = tuple(additional_authorized_imports)
+        self.home = Path(home) if home is not None else farhand_home()
+        self._model, self._sandbox = model, sandbox
+        self._store, self._blobs = store, blobs
+        self._lease_s, self._boxes_kept = lease_s, boxes_kept
+        self._progress = progress
+        self._running: set[_Turn] = set()
+        self._idle: OrderedDict[str, _Kept] = OrderedDict()
+
+    # --- running ---
+
+    def run(self, task: str, *, session: str | None = None) -> RunResult:
+        """Solve one task and return when it is answered. Raises TurnFailed, LimitReached or Interrupted, each with
+        `.result`."""
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return _on_own_loop(self.run_async(task, session=session), self.interrupt)
+        raise NestedLoopError(
+            "run() was called inside a running event loop", hint="Use `await agent.run_async(…)` or `agent.stream(…)`."
+        )
+
+    async def run_async(self, task: str, *, session: str | None = None) -> RunResult:
+        """`run` for code inside an event loop."""
+        collected: list[Event] = []
+        turn = _Turn(self, task, session)
+        async with aclosing(turn.stream()) as source:
+            async for item in source:
+                if isinstance(item, Event):
+                    collected.append(item)
+        return turn.result(collected)
+
+    async def stream(self, task: str, *, session: str | None = None) -> AsyncGenerator[Streamed, None]:
+        """Events as they are committed, and the model's deltas as they come. Closing the stream early stops the
+        turn."""
+        turn = _Turn(self, task, session)
+        async with aclosing(turn.stream()) as source:
+            async for item in source:
+                yield item
+
+    def interrupt(self, reason: str = "interrupted by the user") -> None:
+        """Stop what this agent runs now, from any thread. The sessions go on with the next message."""
+        for turn in list(self._running):
+            turn.interrupt(reason)
+
+    async def aclose(self) -> None:
+        """Destroy the boxes kept between turns and let go of connections."""
+        while self._idle:
+            session_id, _ = next(iter(self._idle.items()))
+            await self._let_go(session_id)
+        if not isinstance(self._sandbox, str):
+            await self._sandbox.close()
+        if self._model is not None and not isinstance(self._model, str):
+            await self._model.close()
+        if self._store is not None:
+            await self._store.close()
+
+    def close(self) -> None:
+        """`aclose` for synchronous code."""
+        _on_own_loop(self.aclose(), lambda: None)
+
+    def __enter__(self) -> CodeAgent:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    async def __aenter__(self) -> CodeAgent:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.aclose()
+
+    # --- parts, made when they are first needed ---
+
+    @property
+    def model(self) -> Model:
+        if self._model is None:
+            self._model = registry.choose_model(None, os.environ, self.home)
+        if isinstance(self._model, str):
+            self._model = registry.model(self._model, self.home)
+        return self._model
+
+    @property
+    def sandbox(self) -> Sandbox:
+        if isinstance(self._sandbox, str):
+            self._sandbox = registry.sandbox(self._sandbox, self.home)
+        return self._sandbox
+
+    @property
+    def store(self) -> Store:
+        if self._store is None:
+            self._store = registry.store(self.home)
+        return self._store
+
+    @property
+    def blobs(self) -> Blobs:
+        if self._blobs is None:
+            self._blobs = registry.blobs(self.home)
+        return self._blobs
+
+    def files_of(self, session_id: str) -> Path:
+        """Where the session's files are kept on this machine."""
+        return self.home / "sessions" / session_id / "files"
+
+    def reference(self) -> str:
+        """`module:name`, or `FILE.py:NAME` for `__main__`, of a module-level name that holds this agent; else ''."""
+        for name, module in list(sys.modules.items()):
+            for attribute, held in list(vars(module).items()) if module is not None else ():
+                if held is self:
+                    where = getattr(module, "__file__", None) if name == "__main__" else name
+                    return f"{where}:{attribute}" if where else ""
+        return ""
+
+    def equipment(self, session_id: str) -> Equipment:
+        allowed = imports.allowed(self.environment, self._additional)
+        return Equipment(
+            model=self.model,
+            tools=self.tools,
+            sandbox=self.sandbox,
+            environment=self.environment,
+            imports=allowed,
+            imports_text=imports.describe(self.environment, self._additional),
+            limits=self.limits,
+            instructions=self.instructions,
+            files=self.files_of(session_id),
+            redact=redactor(os.environ),
+        )
+
+    async def create_session(self, task: str) -> str:
+        """A new session of this agent, without a message."""
+        created = {
+            "agent": self.reference(),
+            "tools": [_declared(tool) for tool in self.tools.values()],
+            "limits": asdict(self.limits),
+            "environment": {"packages": list(self.environment.packages), "hash": self.environment.hash},
+            "sandbox": self.sandbox.name,
+            "model": self.model.name,
+            "title": " ".join(task.split())[:TITLE_CHARS],
+            "instructions": self.instructions,
+        }
+        return await self.store.create(await pack(self.blobs, NewEvent(ev.SESSION_CREATED, created)))
+
+    def driver(self, session_id: str) -> Driver:
+        """The driver kept for this session, if it is of this event loop, else a new one."""
+        kept = self._idle.pop(session_id, None)
+        if kept is not None and kept.loop is asyncio.get_running_loop():
+            return kept.driver
+        session = Session(self.store, self.blobs, session_id)
+        owner, gone = registry.owner(self.home)
+        lease = Lease(self._lease_s, self._lease_s / 3)
+        return Driver(session, self.equipment(session_id), owner=owner, gone=gone, lease=lease)
+
+    async def keep(self, driver: Driver) -> None:
+        """Keep a box between turns; the oldest of too many is destroyed."""
+        self._idle[driver.session.id] = _Kept(driver, asyncio.get_running_loop())
+        while len(self._idle) > self._boxes_kept:
+            await self._let_go(next(iter(self._idle)))
+
+    async def _let_go(self, session_id: str) -> None:
+        """Destroy a kept box. One that cannot be reached is left to the provider's sweep; no turn fails for it."""
+        try:
+            await self.driver(session_id).discard()
+        except (SandboxError, StoreError):
+            pass
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """A driver whose box is kept, and the loop its connections belong to."""
+
+    driver: Driver
+    loop: asyncio.AbstractEventLoop
+
+
+def _declared(tool: Tool) -> dict[str, Any]:
+    return {"name": tool.name, "signature": tool.signature_text(), "effect": tool.effect}
+
+
+def _by_name(tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, Tool]:
+    return {tool.name: tool for tool in collect(list(tools))}
+
+
+class _Turn:
+    """One message to a session of an agent, driven to its end."""
+
+    def __init__(self, agent: CodeAgent, task: str, session_id: str | None) -> None:
+        if not task.strip():
+            raise UsageError("the task is empty")
+        self._agent, self._task, self._session_id = agent, task, session_id
+        self._queue: asyncio.Queue[Streamed | None] = asyncio.Queue()
+        self._loop = asyncio.get_running_loop()
+        self._stop: str | None = None
+        self._posted = False
+        self.session: Session | None = None
+
+    def interrupt(self, reason: str) -> None:
+        """From any thread: cancel the turn, or see to it that it is cancelled as soon as it has begun."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._interrupt, reason)
+
+    def _interrupt(self, reason: str) -> None:
+        self._stop = self._stop or reason
+        if self._posted:
+            self._cancelling = asyncio.ensure_future(self._cancel(self._stop))
+
+    async def _cancel(self, reason: str) -> None:
+        if self.session is not None and self.session.state.turn is not None:
+            cancel = {"reason": reason, "sender": SENDER, "turn": self.session.state.turn.id}
+            await self.session.post(NewEvent(ev.CANCEL_REQUESTED, cancel))
+
+    async def stream(self) -> AsyncGenerator[Streamed, None]:
+        agent = self._agent
+        agent._running.add(self)
+        try:
+            session_id = self._session_id or await agent.create_session(self._task)
+            driver = agent.driver(session_id)
+            self.session = driver.session
+            await self.session.catch_up()
+            stop_listening = self.session.listen(self._queue.put_nowait)
+            try:
+                async with aclosing(self._drive(driver)) as source:
+                    async for item in source:
+                        yield item
+            finally:
+                stop_listening()
+        finally:
+            agent._running.discard(self)
+
+    async def _drive(self, driver: Driver) -> AsyncGenerator[Streamed, None]:
+        session = driver.session
+        driver.on_delta = self._queue.put_nowait
+        message = {"role": "user", "text": self._task, "sender": SENDER}
+        await session.post(NewEvent(ev.MESSAGE_RECEIVED, message))
+        await session.catch_up()
+        self._posted = True
+        if self._stop is not None:
+            await self._cancel(self._stop)
+        work = asyncio.create_task(driver.drive())
+        work.add_done_callback(lambda done: self._queue.put_nowait(None))
+        try:
+            while (item := await self._queue.get()) is not None:
+                yield item
+            await work
+        finally:
+            await self._finish(work, driver)
+
+    async def _finish(self, work: asyncio.Task[None], driver: Driver) -> None:
+        """Also when the stream is closed early: the turn is stopped, the box kept for the next one."""
+        if not work.done():
+            await self._cancel("the stream was closed")
+            await asyncio.wait([work], timeout=CLOSE_S)
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+        if work.cancelled() or work.exception() is not None:
+            await driver.close()
+        else:
+            await self._agent.keep(driver)
+
+    def result(self, events: list[Event]) -> RunResult:
+        """What the turn came to; its error is raised with `.result`."""
+        assert self.session is not None
+        turn = self.session.state.turns[-1]
+        answer = value.decode(turn.answer["value"], rich=True) if turn.answer is not None else None
+        usage = Usage(turn.input_tokens, turn.output_tokens, len(turn.steps), _seconds(events))
+        folder = self._agent.files_of(self.session.id)
+        files = tuple(folder / path for path in sorted(self.session.state.files))
+        result = RunResult(answer, tuple(events), usage, files, self.session.id)
+        if turn.status != "answered":
+            error = failure(turn)
+            error.result = result  # type: ignore[attr-defined]
+            raise error
+        return result
+
+
+def failure(turn: Turn) -> FarhandError:
+    """The error a turn without an answer is raised as."""
+    what = turn.error or {}
+    hint = str(what.get("hint", ""))
+    if turn.status == "cancelled":
+        lost = turn.lost
+        text = turn.cancel or "interrupted"
+        return Interrupted(text + (f"; these names were lost: {', '.join(lost)}" if lost else ""), hint=hint)
+    message = str(what.get("message") or "the turn failed")
+    if what.get("limit"):
+        return LimitReached(message, limit=str(what["limit"]), hint=hint)
+    return TurnFailed(message, hint=hint, reason=str(what.get("code", "")))
+
+
+def _seconds(events: list[Event]) -> float:
+    return events[-1].time - events[0].time if events else 0.0
+
+
+class _OwnLoop:
+    """One event loop on a thread of its own, for synchronous callers: models and connections outlive a single call."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread: threading.Thread | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        with self._lock:
+            if self._loop is None or self._thread is None or not self._thread.is_alive():
+                self._loop = asyncio.new_event_loop()
+                self._thread = threading.Thread(target=self._loop.run_forever, name="farhand loop", daemon=True)
+                self._thread.start()
+            return self._loop
+
+
+_own_loop = _OwnLoop()
+
+
+def _on_own_loop(work: Coroutine[Any, Any, T], interrupt: Callable[[], None]) -> T:
+    """Run to the end on the own loop. A Ctrl-C stops the turn and waits for its end; a second one leaves at once."""
+    future = asyncio.run_coroutine_threadsafe(work, _own_loop.get())
+    try:
+        return future.result()
+    except KeyboardInterrupt:
+        interrupt()
+        return future.result()

@@ -1,0 +1,56 @@
+"""Exit codes, and what is said when a command ends in an error."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Final
+
+from farhand.cli.terminal import is_terminal, sanitise
+from farhand.errors import FarhandError, Interrupted, LimitReached, UsageError
+
+OK: Final = 0
+FAILED: Final = 1
+USAGE: Final = 2
+LIMIT: Final = 3
+INTERRUPTED: Final = 130
+
+
+def code_of(error: BaseException) -> int:
+    match error:
+        case UsageError():
+            return USAGE
+        case LimitReached():
+            return LIMIT
+        case Interrupted() | KeyboardInterrupt():
+            return INTERRUPTED
+        case _:
+            return FAILED
+
+
+def say(text: str) -> None:
+    """A message on standard error; guests' words in it do no harm there."""
+    print(sanitise(text) if is_terminal(sys.stderr) else text, file=sys.stderr, flush=True)
+
+
+def report(error: BaseException) -> int:
+    """Say what went wrong, give the exit code. An error that is none of ours is a defect and keeps its traceback."""
+    if isinstance(error, BrokenPipeError):
+        return leave_quietly()
+    if isinstance(error, FarhandError):
+        say(f"farhand: {error}")
+    elif not isinstance(error, KeyboardInterrupt):
+        raise error
+    return code_of(error)
+
+
+def leave_quietly() -> int:
+    """The reader of our output has gone: nothing more is written, not even at the interpreter's end."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except BrokenPipeError:
+            os.dup2(nowhere, stream.fileno())
+    os.close(nowhere)
+    return FAILED

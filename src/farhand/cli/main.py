@@ -1,0 +1,141 @@
+"""The command `farhand`: its options. What a command does is imported when it is called, so that --help stays fast."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+_CONTEXT = {"help_option_names": ["-h", "--help"], "max_content_width": 100}
+
+
+class _Commands(click.Group):
+    """Errors of a command become a message on standard error and an exit code."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit):
+            raise
+        except (Exception, KeyboardInterrupt) as error:
+            from farhand.cli.exits import report
+
+            sys.exit(report(error))
+
+
+@click.group(cls=_Commands, context_settings=_CONTEXT, no_args_is_help=True)
+@click.version_option(package_name="farhand", message="farhand %(version)s")
+def cli() -> None:
+    """Agents whose code runs in a sandbox, and whose record does not.
+
+    \b
+    Try:  farhand run "How many r are there in strawberry?"
+          echo 'print(6 * 7)' | farhand exec -
+
+    Exit codes: 0 answered, 1 failed, 2 usage, 3 a limit was reached, 130 interrupted.
+    """
+
+
+@cli.command(short_help="Give an agent a task.")
+@click.argument("task")
+@click.option("--model", metavar="PROVIDER:NAME", help="The model: openai:NAME, openai:NAME@URL, or local.")
+@click.option("--sandbox", metavar="NAME", default="local", show_default=True, help="Where its code runs.")
+@click.option("--json", "as_json", is_flag=True, help="Print the events, one a line.")
+@click.option("--max-steps", type=click.IntRange(min=1), help="Model calls before the turn ends.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for the whole task.")
+@click.option("--import", "imports", multiple=True, metavar="NAME", help="A package its code may import. Repeatable.")
+@click.option("--tools", metavar="FILE.py", help="A file with TOOLS, or functions marked @tool.")
+def run(
+    task: str,
+    model: str | None,
+    sandbox: str,
+    as_json: bool,
+    max_steps: int | None,
+    timeout: float | None,
+    imports: tuple[str, ...],
+    tools: str | None,
+) -> int:
+    """Give an agent the TASK; `-` reads it from standard input.
+
+    On a terminal you see the agent work. Elsewhere standard output carries the answer alone.
+    """
+    from farhand.cli.run import Order, run
+
+    return run(Order(task, model, sandbox, as_json, max_steps, timeout, imports, tools))
+
+
+@cli.command("exec", short_help="Run a Python file in a box, without a model.")
+@click.argument("file")
+@click.option("--sandbox", metavar="NAME", default="local", show_default=True, help="Where the code runs.")
+@click.option("--tools", metavar="FILE.py", help="A file with TOOLS, or functions marked @tool.")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for each cell.")
+@click.option("--memory", type=click.IntRange(min=1), metavar="MB", help="Memory of the box.")
+def exec_(file: str, sandbox: str, tools: str | None, timeout: float | None, memory: int | None) -> int:
+    """Run FILE in a box; `-` reads it from standard input.
+
+    Cells split by a line `#%%` share one namespace. A trailing expression that is not None prints as `=> repr`.
+    An error or a limit ends its cell; later cells run.
+    """
+    from farhand.cli.exec import Program, execute
+
+    return execute(Program(file, sandbox, tools, timeout, memory))
+
+
+@cli.command(short_help="List the sessions.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
+@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many, newest first.")
+def sessions(as_json: bool, limit: int) -> int:
+    """List the sessions, newest first."""
+    from farhand.cli.sessions import sessions
+
+    return sessions(as_json, limit)
+
+
+@cli.command(short_help="Show a session again, from its log.")
+@click.argument("session")
+@click.option("--json", "as_json", is_flag=True, help="Print the events, one a line.")
+def show(session: str, as_json: bool) -> int:
+    """Show SESSION again, from its log: an id, a unique beginning of one, or `last`."""
+    from farhand.cli.show import show
+
+    return show(session, as_json)
+
+
+@cli.command(short_help="Say what stands on this machine.")
+@click.option("--json", "as_json", is_flag=True, help="As one JSON object.")
+def doctor(as_json: bool) -> int:
+    """Say which walls stand here, what each does not protect against, and what is set up."""
+    from farhand.cli.doctor import doctor
+
+    return doctor(as_json)
+
+
+@cli.command(short_help="Fetch what is needed: the boxes' packages, the small model.")
+@click.argument("what", required=False, type=click.Choice(["local", "environment"]))
+def setup(what: str | None) -> int:
+    """Fetch the small local model (local), the packages of the boxes (environment), or both."""
+    from farhand.cli.setup import setup
+
+    return setup(what)
+
+
+@cli.result_callback()
+def _leave(code: int) -> None:
+    sys.exit(code)
+
+
+def main() -> None:
+    """The entry point."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except click.Abort:
+        code = 130
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

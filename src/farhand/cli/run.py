@@ -1,0 +1,259 @@
+"""`farhand run`: one task, one agent, one answer."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, cast
+
+from farhand import event as ev
+from farhand.cli.exits import FAILED, INTERRUPTED, LIMIT, OK, leave_quietly, say
+from farhand.cli.lines import print_event
+from farhand.cli.progress import Progress
+from farhand.cli.tally import Tally
+from farhand.cli.terminal import is_terminal, open_streams
+from farhand.errors import UsageError
+from farhand.event import Event
+from farhand.home import farhand_home
+from farhand.limits import Limits
+from farhand.model.port import ReasoningDelta, TextDelta
+from farhand.sandbox.environment import build
+
+if TYPE_CHECKING:
+    from farhand.agent import CodeAgent, Streamed
+
+TASK_CHARS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """The command line of `farhand run`."""
+
+    task: str
+    model: str | None = None
+    sandbox: str = "local"
+    as_json: bool = False
+    max_steps: int | None = None
+    timeout_s: float | None = None
+    imports: tuple[str, ...] = ()
+    tools: str | None = None
+
+
+class View(Protocol):
+    """Where a turn is shown."""
+
+    def note(self, text: str) -> None: ...
+
+    def delta(self, delta: TextDelta | ReasoningDelta) -> None: ...
+
+    def event(self, event: Event) -> None: ...
+
+    def end(self) -> None: ...
+
+
+class JsonView:
+    """The events, one a line."""
+
+    def note(self, text: str) -> None:
+        return
+
+    def delta(self, delta: TextDelta | ReasoningDelta) -> None:
+        return
+
+    def event(self, event: Event) -> None:
+        print_event(event, sys.stdout)
+
+    def end(self) -> None:
+        return
+
+
+class AnswerView:
+    """The answer alone, for a pipe."""
+
+    def __init__(self) -> None:
+        self._tally = Tally()
+
+    def note(self, text: str) -> None:
+        return
+
+    def delta(self, delta: TextDelta | ReasoningDelta) -> None:
+        return
+
+    def event(self, event: Event) -> None:
+        self._tally.event(event)
+
+    def end(self) -> None:
+        if self._tally.answer is not None:
+            print(self._tally.answer, flush=True)
+
+
+class PersonView:
+    """The whole course of it, for a person; the answer as well where standard output is the terminal."""
+
+    def __init__(self, home: Path) -> None:
+        from farhand.cli.page import Page, console_on
+        from farhand.cli.render import Renderer
+
+        self._home = home
+        self._whole = is_terminal(sys.stdout)
+        self._page = Page(console_on(sys.stdout if self._whole else sys.stderr))
+        self._renderer = Renderer(self._page, answered=self._whole, keep=self._keep)
+        self._tally = Tally()
+
+    def _keep(self, suffix: str, number: int, data: bytes) -> Path | None:
+        from farhand.cli.display import Displays
+
+        return Displays(self._home / "sessions" / self._tally.session_id / "displays").keep(suffix, number, data)
+
+    def note(self, text: str) -> None:
+        self._renderer.note(text)
+
+    def delta(self, delta: TextDelta | ReasoningDelta) -> None:
+        if isinstance(delta, TextDelta):
+            self._renderer.text(delta.text)
+        else:
+            self._renderer.reasoning(delta.text)
+
+    def event(self, event: Event) -> None:
+        self._tally.event(event)
+        self._renderer.event(event)
+
+    def end(self) -> None:
+        from farhand.cli.delivery import deliver
+        from farhand.cli.summary import write_summary
+
+        self._renderer.finish()
+        delivered = []
+        if self._whole and self._tally.files:
+            files = self._home / "sessions" / self._tally.session_id / "files"
+            delivered = deliver(self._tally.files, files, Path.cwd())
+        write_summary(self._page, self._tally, self._home, delivered)
+        if not self._whole and self._tally.answer is not None:
+            print(self._tally.answer, flush=True)
+
+
+def view_for(as_json: bool, home: Path) -> View:
+    if as_json:
+        return JsonView()
+    if is_terminal(sys.stdout) or is_terminal(sys.stderr):
+        return PersonView(home)
+    return AnswerView()
+
+
+def run(order: Order) -> int:
+    from farhand import registry
+    from farhand.agent import CodeAgent
+    from farhand.cli.toolfile import load_tools
+
+    open_streams()
+    home = farhand_home()
+    task = _task(order.task)
+    model = registry.model(registry.choose_model(order.model, os.environ, home), home)
+    view = view_for(order.as_json, home)
+    agent = CodeAgent(
+        tools=load_tools(order.tools),
+        model=model,
+        sandbox=registry.sandbox(order.sandbox, home),
+        additional_authorized_imports=order.imports,
+        limits=_limits(order),
+        home=home,
+    )
+    if model.prompting.note:
+        view.note(model.prompting.note)
+    # Built here because it takes a minute the first time, and a person wants to see why.
+    with Progress() as progress:
+        build(agent.environment, home, progress)
+    return asyncio.run(Turn(agent, task, view).run())
+
+
+def _task(given: str) -> str:
+    task = given
+    if given == "-":
+        task = sys.stdin.buffer.read(TASK_CHARS + 1).decode("utf-8", "replace")
+    if not task.strip():
+        raise UsageError("the task is empty")
+    if len(task) > TASK_CHARS:
+        raise UsageError(f"the task is longer than {TASK_CHARS:,} characters", hint="Put long material into a file.")
+    return task
+
+
+def _limits(order: Order) -> Limits:
+    limits = Limits()
+    if order.max_steps is not None:
+        limits = replace(limits, steps=order.max_steps)
+    if order.timeout_s is not None:
+        limits = replace(limits, turn_s=order.timeout_s)
+    return limits
+
+
+class Turn:
+    """One turn, shown as it goes. The first Ctrl-C stops it cleanly, the second one leaves at once."""
+
+    def __init__(self, agent: CodeAgent, task: str, view: View) -> None:
+        self._agent, self._task, self._view = agent, task, view
+        self._main: asyncio.Task[object] | None = None
+        self._begun = self._stopping = False
+        self._end: Event | None = None
+
+    async def run(self) -> int:
+        self._main = asyncio.current_task()
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        try:
+            await self._follow()
+            self._view.end()
+            return self._outcome()
+        except asyncio.CancelledError:
+            return INTERRUPTED
+        except BrokenPipeError:
+            return leave_quietly()
+        finally:
+            await self._agent.aclose()
+
+    async def _follow(self) -> None:
+        stream = cast("AsyncGenerator[Streamed, None]", self._agent.stream(self._task))
+        async with aclosing(stream):
+            async for item in stream:
+                if isinstance(item, Event):
+                    self._begun = True
+                    if item.type in _ENDS:
+                        self._end = item
+                    self._view.event(item)
+                else:
+                    self._view.delta(item)
+
+    def _outcome(self) -> int:
+        if self._end is None:
+            say("farhand: the turn did not end; farhand show last has what there is")
+            return INTERRUPTED if self._stopping else FAILED
+        if self._end.type == ev.TURN_ANSWERED:
+            return OK
+        error = self._end.data.get("error") or {}
+        if not isinstance(self._view, PersonView):
+            say(_told(error) if self._end.type == ev.TURN_FAILED else "farhand: stopped")
+        if self._end.type == ev.TURN_CANCELLED:
+            return INTERRUPTED
+        return LIMIT if error.get("limit") else FAILED
+
+    def _interrupt(self) -> None:
+        if self._stopping:
+            os._exit(INTERRUPTED)
+        self._stopping = True
+        if self._begun:
+            self._agent.interrupt()
+        elif self._main is not None:
+            self._main.cancel()
+
+
+_ENDS = (ev.TURN_ANSWERED, ev.TURN_FAILED, ev.TURN_CANCELLED)
+
+
+def _told(error: Mapping[str, object]) -> str:
+    hint = f"\n  {error['hint']}" if error.get("hint") else ""
+    return f"farhand: no answer: {error.get('message') or 'the turn failed'}{hint}"

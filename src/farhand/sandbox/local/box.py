@@ -1,0 +1,288 @@
+"""What happens in one box between the fork and its first frame: the steps of its init and of its worker.
+
+Init (pid 1) forks the worker, gives up everything, reaps, and reports the worker's end on the status pipe; it runs no
+guest code. The worker makes the box's own namespaces, disk and proc, gives up everything, answers the host with the
+box's descriptors and calls the worker's program. Python 3.9 and newer.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import random
+import resource
+import socket
+import struct
+import sys
+from typing import Any, Callable, NoReturn
+
+from . import mount, seccomp, syscall
+
+WorkerMain = Callable[[int], Any]
+
+GUEST_ID = 1000
+INIT_ID = 1
+FRAMES = STATUS = 3
+"""The worker's descriptor of the frame socket, init's of the status pipe; above it nothing is open."""
+_STACK_BYTES = 8 * 1024 * 1024
+_BIRTH_FAILED = 97
+_OWN_NAMESPACES = syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET
+
+
+class Order:
+    """A checked request for a box."""
+
+    FIELDS = (
+        "memory_bytes", "thread_bytes", "processes", "disk_bytes", "disk_files", "file_descriptors",
+    )  # fmt: skip
+
+    def __init__(self, token: int, limits: dict[str, int], groups: list[int]) -> None:
+        self.token = token
+        self.limits = limits
+        self.groups = groups
+
+    @classmethod
+    def from_request(cls, request: dict[str, Any], groups: list[int]) -> Order:
+        """`groups` are the open cgroup.procs files the box shall enter. ValueError names what is wrong."""
+        token, limits = request.get("token"), request.get("limits")
+        if not isinstance(token, int) or not isinstance(limits, dict):
+            raise ValueError("create needs a token and limits")
+        for name in cls.FIELDS:
+            value = limits.get(name)
+            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 50:
+                raise ValueError(f"create needs the limit {name}, a number above 0")
+        return cls(token, {name: limits[name] for name in cls.FIELDS}, groups)
+
+
+class Birth:
+    """What a new box has from the zygote, prepared there for all."""
+
+    def __init__(self, link: socket.socket, plan: dict[str, Any], worker_main: WorkerMain) -> None:
+        self.link = link
+        self.plan = plan
+        self.worker_main = worker_main
+        self.owner = 0
+        last = [syscall.no_capabilities(), seccomp.Filter(seccomp.program()).install]
+        self.worker_gives_up = last
+        self.init_gives_up = [syscall.prepare("close_range", STATUS + 1, 0xFFFFFFFF, 0)]
+        if plan["uid_base"]:
+            self.init_gives_up += [
+                syscall.prepare(name, INIT_ID, INIT_ID, INIT_ID) for name in ("setresgid", "setresuid")
+            ]
+        self.init_gives_up += [syscall.prepare("prctl", syscall.PR_SET_DUMPABLE, 0, 0, 0, 0), *last]
+
+    def answer(self, ends: Ends, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        """Once for each box. The zygote hears of it by a byte, so that it need not answer itself."""
+        os.write(ends.standing, b"1")
+        socket.send_fds(self.link, [json.dumps(body).encode()], descriptors or [])
+
+
+class Ends:
+    """Both ends of a box's channels, made in the zygote, which keeps none."""
+
+    def __init__(self) -> None:
+        self._all: list[int] = []
+        try:
+            frames = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+            self.frames, self.outer_frames = self._keep(frames[0].detach(), frames[1].detach())
+            self.outer_stdout, self.stdout = self._keep(*os.pipe())
+            self.outer_stderr, self.stderr = self._keep(*os.pipe())
+            self.outer_status, self.status = self._keep(*os.pipe())
+            self.stood, self.standing = self._keep(*os.pipe())
+        except OSError:
+            self.close()
+            raise
+
+    def _keep(self, first: int, second: int) -> tuple[int, int]:
+        self._all += [first, second]
+        return first, second
+
+    def outer(self) -> list[int]:
+        """What goes to the host, after the pidfds and before the folders."""
+        return [self.outer_frames, self.outer_stdout, self.outer_stderr, self.outer_status]
+
+    def close(self, but: int = -1) -> None:
+        for each in self._all:
+            if each != but:
+                os.close(each)
+
+
+def write_file(path: str, text: str) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
+    try:
+        os.write(descriptor, text.encode())
+    finally:
+        os.close(descriptor)
+
+
+def read_file(path: str) -> bytes:
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, 4096)
+    finally:
+        os.close(descriptor)
+
+
+def describe(error: BaseException, step: str) -> dict[str, Any]:
+    return {
+        "step": step,
+        "message": f"{type(error).__name__}: {error}"[:2000],
+        "errno": getattr(error, "errno", 0) or 0,
+    }
+
+
+def init(order: Order, birth: Birth, ends: Ends) -> NoReturn:
+    """Pid 1 of the box. Ends when the worker does, and the kernel ends what is left.
+
+    It stays in the zygote's other namespaces and does next to nothing: every page of Python's that it touches is paid
+    for in each box. For the same reason it comes from the plain fork of libc (forker.py).
+    """
+    try:
+        for group in order.groups:
+            os.write(group, b"0")
+        worker = os.fork()
+    except BaseException as error:
+        birth.answer(ends, {"token": order.token, "ok": False, "error": describe(error, "init")})
+        os._exit(_BIRTH_FAILED)
+    if worker == 0:
+        work(order, birth, ends)
+    try:
+        os.dup2(ends.status, STATUS, inheritable=False)
+        syscall.perform(birth.init_gives_up)
+        end = _reap(worker)
+    except BaseException as error:
+        end = {"exit": None, "signal": None, "error": describe(error, "init")}
+    try:
+        os.write(STATUS, json.dumps(end).encode() + b"\n")
+    finally:
+        os._exit(0)
+
+
+def _reap(worker: int) -> dict[str, Any]:
+    """Bury orphans until the worker ends, and say how."""
+    while True:
+        pid, status, usage = os.wait4(-1, 0)
+        if pid == worker:
+            code = os.waitstatus_to_exitcode(status)
+            peak = usage.ru_maxrss * 1024
+            return {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None, "peak_rss_bytes": peak}
+
+
+def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
+    """The worker, up to the call of its program. It answers the host when nothing is left to give up."""
+    step = "namespaces"
+    try:
+        syscall.unshare(_OWN_NAMESPACES)
+        step = "network"
+        raise_loopback()
+        syscall.call("sethostname", b"box", 3)
+        step = "disk"
+        mount.add_disk(order.limits["disk_bytes"], order.limits["disk_files"], birth.owner, birth.plan["seeds"])
+        step = "proc"
+        mount.add_proc()
+        step = "descriptors"
+        flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+        folders = [os.open("/workspace", flags), os.open("/tmp", flags)]
+        pidfds = [syscall.pidfd_open(1), syscall.pidfd_open(os.getpid())]
+        os.dup2(ends.stdout, 1)
+        os.dup2(ends.stderr, 2)
+        os.setsid()
+        step = "identity"
+        become_guest(birth.owner)
+        step = "limits"
+        set_limits(order.limits)
+        step = "capabilities"
+        syscall.lock_privileges()
+        syscall.perform(birth.worker_gives_up)
+        step = "program"
+        os.chdir("/workspace")
+        reseed()
+        birth.answer(ends, {"token": order.token, "ok": True}, [*pidfds, *ends.outer(), *folders])
+    except BaseException as error:
+        birth.answer(ends, {"token": order.token, "ok": False, "error": describe(error, step)})
+        os._exit(_BIRTH_FAILED)
+    worker_main = birth.worker_main
+    birth.link.detach()
+    os.dup2(ends.frames, FRAMES)
+    syscall.close_above(FRAMES + 1)
+    os.set_inheritable(FRAMES, False)
+    _run(worker_main)
+
+
+def _run(worker_main: WorkerMain) -> NoReturn:
+    try:
+        worker_main(FRAMES)
+    except SystemExit as end:
+        os._exit(end.code if isinstance(end.code, int) else 1)
+    except BaseException:
+        sys.excepthook(*sys.exc_info())
+        os._exit(1)
+    os._exit(0)
+
+
+def raise_loopback() -> None:
+    """127.0.0.1 works inside the box, and nothing else is reachable."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        # SIOCSIFFLAGS with IFF_UP and IFF_RUNNING.
+        fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x41))
+
+
+def become_guest(owner: int) -> None:
+    """Take the box's own id and a user namespace that owns nothing: full power in it gives none over mounts or
+    network, and RLIMIT_NPROC counts the processes of this box alone."""
+    if owner:
+        os.setresgid(owner, owner, owner)
+        os.setresuid(owner, owner, owner)
+    # The change has made /proc/self unwritable. The host, too, must be able to look at this process.
+    syscall.prctl(syscall.PR_SET_DUMPABLE, 1)
+    syscall.unshare(syscall.CLONE_NEWUSER)
+    write_file("/proc/self/setgroups", "deny")
+    write_file("/proc/self/uid_map", f"{GUEST_ID} {owner} 1")
+    write_file("/proc/self/gid_map", f"{GUEST_ID} {owner} 1")
+
+
+def set_limits(limits: dict[str, int]) -> None:
+    """RLIMIT_DATA, not AS: libraries reserve addresses they never use, and what they write to is what counts."""
+    data = int(read_file("/proc/self/statm").split()[5]) * resource.getpagesize()
+    for name, value in (
+        (resource.RLIMIT_DATA, data + limits["memory_bytes"] + limits["thread_bytes"]),
+        (resource.RLIMIT_NPROC, limits["processes"]),
+        (resource.RLIMIT_FSIZE, limits["disk_bytes"]),
+        (resource.RLIMIT_NOFILE, limits["file_descriptors"]),
+        (resource.RLIMIT_STACK, _STACK_BYTES),
+        (resource.RLIMIT_MEMLOCK, 64 * 1024),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        hard = resource.getrlimit(name)[1]
+        value = value if hard == resource.RLIM_INFINITY else min(value, hard)
+        resource.setrlimit(name, (value, value))
+
+
+def reseed() -> None:
+    """Forked interpreters share their random state; each box gets fresh one. Hash seed and addresses stay shared."""
+    random.seed()
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        numpy.random.seed()
+
+
+def rehearse() -> None:
+    """Do in the zygote, harmlessly, what each box will do: what Python and the linker set up at a first time is then
+    shared."""
+    raise_loopback()
+    reseed()
+    read_file("/proc/self/statm")
+    write_file("/dev/null", "x")
+    describe(OSError(1, "x"), "x")
+    ends = Ends()
+    first, second = socket.socketpair()
+    with first, second:
+        socket.send_fds(first, [json.dumps({"token": 1, "ok": True}).encode()], ends.outer())
+    os.dup2(ends.status, ends.standing)
+    os.close(syscall.pidfd_open(os.getpid()))
+    syscall.prctl(3)
+    syscall.plain.prctl(3, 0, 0, 0, 0)
+    syscall.perform([syscall.prepare("prctl", 3, 0, 0, 0, 0)])
+    resource.setrlimit(resource.RLIMIT_CORE, resource.getrlimit(resource.RLIMIT_CORE))
+    ends.close()

@@ -1,0 +1,343 @@
+"""The program of the zygote process: raises what all boxes of one environment share, then forks a box per request.
+
+    host ── outer ── zygote (pid 1 of its namespace) ── init of a box ── worker
+                                                     └─ init of a box ── worker
+
+The zygote reads requests from its control socket, one JSON object a message: `create`, `ping`, `exit`. A box answers
+for itself on the same socket once it is locked (box.py); the zygote answers only when a box died before that. It
+trusts the host alone, but no request can make it die. When the socket closes, it ends and the kernel ends every box
+with it.
+
+Loaded as text (zygote.py), so that no path and no variable of the host is left in it. Python 3.9 and newer.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import types
+from typing import Any, Callable
+
+from . import box, mount, syscall
+
+MESSAGE_BYTES = 64 * 1024
+BIRTH_S = 10.0
+"""A box that does not stand by then is killed and reported."""
+FIRST_BOX_ID = 2
+"""Of the ids in the zygote's user namespace: 0 is the zygote, 1 every init, each box has one of the rest."""
+_NAMESPACES = (
+    syscall.CLONE_NEWNS | syscall.CLONE_NEWPID | syscall.CLONE_NEWNET | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS
+)
+
+
+class StartError(Exception):
+    """A step of raising the walls failed."""
+
+    def __init__(self, step: str, error: BaseException) -> None:
+        super().__init__(f"{step}: {error}")
+        self.step = step
+        self.errno = getattr(error, "errno", 0) or 0
+
+
+def step(name: str, action: Callable[..., Any], *arguments: Any) -> Any:
+    try:
+        return action(*arguments)
+    except (OSError, KeyError, ValueError) as error:
+        raise StartError(name, error) from error
+
+
+def main(control: int, plan: dict[str, Any]) -> None:
+    """Never returns. `plan` comes from zygote.py."""
+    link = socket.socket(fileno=control)
+    try:
+        syscall.prctl(syscall.PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != plan["host"]:
+            os._exit(1)
+        _become_zygote(link, plan)
+        zygote = Zygote(link, plan)
+        answer = {"ok": True, "proc": zygote.proc, **zygote.load()}
+        link.send(json.dumps(answer).encode())
+    except BaseException as error:
+        _report(link, error)
+        os._exit(1)
+    zygote.serve()
+
+
+def _report(link: socket.socket, error: BaseException) -> None:
+    name = error.step if isinstance(error, StartError) else type(error).__name__
+    body = {
+        "ok": False,
+        "error": {"step": name, "message": str(error)[:2000], "errno": getattr(error, "errno", 0) or 0},
+    }
+    try:
+        link.send(json.dumps(body).encode())
+    except OSError:
+        pass
+
+
+def _become_zygote(link: socket.socket, plan: dict[str, Any]) -> None:
+    """Enter the namespaces. Returns in the forked child that is pid 1; the outer process waits for it and ends."""
+    syscall.limit_malloc_arenas(plan["malloc_arenas"])
+    base = plan["uid_base"]
+    # As root before the user namespace, which may not even look into /root; otherwise after, where mounting is allowed.
+    held = step("open_tree", mount.sources, plan["binds"]) if base else []
+    enter_user_namespace(base, plan["uids"])
+    step("namespaces", syscall.unshare, _NAMESPACES)
+    pid = os.fork()
+    if pid:
+        link.close()
+        os.waitpid(pid, 0)
+        os._exit(0)
+    # A change of identity has cleared it, and this is another process anyway.
+    syscall.prctl(syscall.PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != 0:
+        os._exit(1)
+    held = held or step("open_tree", mount.sources, plan["binds"])
+    step("private root", mount.enter_private_root, plan, held)
+
+
+def enter_user_namespace(base: int, count: int) -> None:
+    """As root map `count` ids from `base` on, which belong to nobody; otherwise only our own. Ends as root of the new
+    one."""
+    uid, gid = os.geteuid(), os.getegid()
+    if not base:
+        step("user namespace", syscall.unshare, syscall.CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", f"0 {uid} 1"), ("gid_map", f"0 {gid} 1")):
+            step("id map", box.write_file, f"/proc/self/{name}", text)
+        return
+    ready, done = os.pipe(), os.pipe()
+    helper = os.fork()
+    if helper == 0:
+        # Only a process outside may map more than its own id.
+        os.close(ready[1])
+        os.read(ready[0], 1)
+        status = 0
+        try:
+            for name in ("uid_map", "gid_map"):
+                box.write_file(f"/proc/{os.getppid()}/{name}", f"0 {base} {count}")
+        except OSError as error:
+            status = error.errno or 1
+        os._exit(status)
+    os.close(ready[0])
+    step("user namespace", syscall.unshare, syscall.CLONE_NEWUSER)
+    os.close(ready[1])
+    status = os.waitstatus_to_exitcode(os.waitpid(helper, 0)[1])
+    for each in done:
+        os.close(each)
+    if status:
+        raise StartError("id map", OSError(status, os.strerror(status)))
+    os.setgroups([])
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+class Zygote:
+    """Pid 1 of the outer pid namespace: the loop that forks boxes."""
+
+    def __init__(self, link: socket.socket, plan: dict[str, Any]) -> None:
+        self._link = link
+        self._plan = plan
+        self.proc = "pid"
+        self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
+        self._free = list(range(FIRST_BOX_ID, plan["uids"])) if plan["uid_base"] else []
+        self._children: dict[int, Child] = {}
+        self._unborn: list[Child] = []
+        self._epoll = select.epoll()
+
+    def load(self) -> dict[str, Any]:
+        """Import what boxes shall find imported, and the worker's program; then close the root."""
+        sys.path[:0] = self._plan["sys_path"]
+        sys.dont_write_bytecode = True
+        sys.argv = [""]
+        threading.stack_size(self._plan["thread_stack_bytes"])
+        signal.pthread_sigmask(signal.SIG_SETMASK, ())
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        loaded, failed = [], {}
+        for name in self._plan["preload"]:
+            # The host reads the last one when an import kills or hangs the zygote.
+            self._link.send(json.dumps({"importing": name}).encode())
+            try:
+                importlib.import_module(name)
+            except BaseException as error:
+                failed[name] = f"{type(error).__name__}: {error}"[:500]
+                continue
+            if len(os.listdir("/proc/self/task")) > 1:
+                raise StartError(f"preload {name}", RuntimeError("the import starts threads"))
+            loaded.append(name)
+        self._birth = box.Birth(self._link, self._plan, _worker_main(self._plan["worker"]))
+        step("seal", mount.seal)
+        # Boxes, too, start from here; what the zygote itself may do stays.
+        step("privileges", syscall.lock_privileges)
+        step("rehearsal", box.rehearse)
+        _clean_main()
+        gc.collect()
+        gc.freeze()
+        return {"loaded": loaded, "failed": failed}
+
+    def serve(self) -> None:
+        """Never returns, and no request ends it but `exit`."""
+        self._epoll.register(self._link.fileno(), select.EPOLLIN)
+        while True:
+            for descriptor, _ in self._epoll.poll(self._patience()):
+                if descriptor == self._link.fileno():
+                    self._read_request()
+                elif descriptor in self._children:
+                    self._bury(self._children[descriptor])
+            self._look_after_births()
+
+    def _patience(self) -> float:
+        due = [child.due_at for child in self._unborn]
+        return max(0.05, min(due) - time.monotonic()) if due else -1
+
+    def _look_after_births(self) -> None:
+        now = time.monotonic()
+        self._unborn = [child for child in self._unborn if not child.has_stood()]
+        for child in self._unborn:
+            if child.due_at <= now:
+                child.overdue()
+
+    def _read_request(self) -> None:
+        message, descriptors, flags, _ = socket.recv_fds(self._link, MESSAGE_BYTES, 16, socket.MSG_CMSG_CLOEXEC)
+        if not message and not descriptors and self._hung_up():
+            os._exit(0)
+        request: Any = {}
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ValueError("the request is too long")
+            request = json.loads(message)
+            self._perform(request, descriptors)
+        except Exception as error:
+            token = request.get("token") if isinstance(request, dict) else None
+            self.answer({"token": token if isinstance(token, int) else None}, error)
+        finally:
+            for each in descriptors:
+                os.close(each)
+
+    def _hung_up(self) -> bool:
+        """Tells the end of the socket from an empty message."""
+        poll = select.poll()
+        poll.register(self._link, 0)
+        return bool(poll.poll(0))
+
+    def _perform(self, request: dict[str, Any], descriptors: list[int]) -> None:
+        operation = request["op"]
+        if operation == "create":
+            self._create(box.Order.from_request(request, descriptors))
+        elif operation == "ping":
+            self.answer({"token": request.get("token"), "boxes": len(self._children)})
+        elif operation == "exit":
+            os._exit(0)
+        else:
+            raise ValueError(f"unknown operation {operation!r}"[:200])
+
+    def answer(self, body: dict[str, Any], error: BaseException | None = None) -> None:
+        body["ok"] = error is None
+        if error is not None:
+            body["error"] = box.describe(error, "zygote")
+        try:
+            self._link.send(json.dumps(body).encode())
+        except BrokenPipeError:
+            os._exit(0)
+        except OSError:
+            pass
+
+    def _create(self, order: box.Order) -> None:
+        if self._plan["uid_base"] and not self._free:
+            raise RuntimeError(f"all {self._plan['uids'] - FIRST_BOX_ID} user ids are in use")
+        ends = box.Ends()
+        owner = self._free.pop() if self._free else 0
+        self._birth.owner = owner
+        try:
+            syscall.unshare(syscall.CLONE_NEWPID)
+            pid = syscall.plain_fork()
+            if pid == 0:
+                try:
+                    box.init(order, self._birth, ends)
+                finally:
+                    # Whatever went wrong: a child must never go on as the zygote.
+                    os._exit(1)
+            syscall.setns(self._own_pids, syscall.CLONE_NEWPID)
+            descriptor = syscall.pidfd_open(pid)
+        except OSError:
+            self._give_back(owner)
+            ends.close()
+            raise
+        ends.close(but=ends.stood)
+        child = self._children[descriptor] = Child(pid, descriptor, owner, order.token, ends.stood)
+        self._unborn.append(child)
+        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _bury(self, child: Child) -> None:
+        """The init of a box has ended, and the kernel has ended every process of it before saying so."""
+        if os.waitpid(child.pid, os.WNOHANG)[0] == 0:
+            return
+        self._epoll.unregister(child.descriptor)
+        del self._children[child.descriptor]
+        os.close(child.descriptor)
+        self._give_back(child.owner)
+        if not child.has_stood():
+            self.answer({"token": child.token}, RuntimeError(child.reason))
+            child.close()
+        self._unborn = [each for each in self._unborn if each is not child]
+
+    def _give_back(self, owner: int) -> None:
+        # To the far end: an id rests as long as possible.
+        if owner:
+            self._free.insert(0, owner)
+
+
+class Child:
+    """A box as the zygote sees it: its init, the id it runs under, and whether it has answered for itself."""
+
+    def __init__(self, pid: int, descriptor: int, owner: int, token: int, stood: int) -> None:
+        self.pid, self.descriptor, self.owner, self.token = pid, descriptor, owner, token
+        self.due_at = time.monotonic() + BIRTH_S
+        self.reason = "the box died before it stood"
+        self._stood = stood
+        os.set_blocking(stood, False)
+
+    def has_stood(self) -> bool:
+        """Whether the box has answered the host itself."""
+        if self._stood >= 0:
+            try:
+                answered = os.read(self._stood, 1)
+            except BlockingIOError:
+                return False
+            if not answered:
+                return False
+            self.close()
+        return True
+
+    def overdue(self) -> None:
+        self.reason = f"the box did not stand within {BIRTH_S:.0f} s"
+        self.due_at = time.monotonic() + BIRTH_S
+        signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._stood >= 0:
+            os.close(self._stood)
+            self._stood = -1
+
+
+def _worker_main(source: str) -> Callable[[int], Any]:
+    """Run the worker's program up to its definitions, so that no box has to."""
+    module = types.ModuleType("__worker__")
+    exec(compile(source, "<worker>", "exec"), module.__dict__)
+    found: box.WorkerMain = getattr(module.__dict__.get("runner", module), "worker_main")  # noqa: B009
+    return found
+
+
+def _clean_main() -> None:
+    """What stands in `__main__` is the loader of this program, of no use to the code in a box."""
+    names: tuple[str, ...] = tuple(sys.modules["__main__"].__dict__)
+    for name in names:
+        if not name.startswith("__"):
+            del sys.modules["__main__"].__dict__[name]

@@ -1,0 +1,255 @@
+"""Boxes without a wall: a supervisor and a worker as plain processes of this machine, for tests and trusted code.
+
+Guest code runs as the user, with the user's files and network in reach; only the environment is scrubbed. What the other
+providers do about time, memory, output and frames holds here too. A box outlives the harness: a small file in
+`$FARHAND_HOME/boxes` names it by its labels, and it ends itself when no harness asked for anything for an hour.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from farhand.errors import SandboxLost, SandboxUnavailable
+from farhand.home import farhand_home
+from farhand.limits import BOX_START_S, FRAME_BYTES, Limits
+from farhand.sandbox import port
+from farhand.sandbox.environment import Environment, build
+from farhand.sandbox.program import program_text
+from farhand.sandbox.protocol import StreamFrames
+from farhand.sandbox.runner import descendants, end_tree
+
+_ENVIRON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
+"""Variables of the harness that a box sees; everything else it does not."""
+_PATH = "/usr/local/bin:/usr/bin:/bin"
+
+
+class SubprocessSandbox:
+    """`Sandbox` of plain processes. `progress` is told of environments being built."""
+
+    name = "subprocess"
+    capabilities = frozenset({port.REATTACH, port.SUSPEND, port.THREADS, port.SUBPROCESS, port.FILES})
+
+    def __init__(self, home: Path | None = None, progress: Callable[[str], None] = lambda line: None) -> None:
+        self._home = home or farhand_home()
+        self._boxes = self._home / "boxes"
+        self._progress = progress
+
+    async def create(self, environment: Environment, limits: Limits, labels: Mapping[str, str]) -> SubprocessBox:
+        return await asyncio.to_thread(self._create, environment, dict(labels))
+
+    def _create(self, environment: Environment, labels: dict[str, str]) -> SubprocessBox:
+        path = []
+        if environment.packages:
+            path.append(str(build(environment, self._home, self._progress).site))
+        folder = _short_folder()
+        try:
+            (folder / "workspace").mkdir()
+            (folder / "tmp").mkdir()
+            program = folder / "program.py"
+            program.write_text(program_text(), encoding="utf-8")
+            packages = dict(_pinned(package) for package in environment.packages)
+            (folder / "box.json").write_text(json.dumps({"path": path, "packages": packages}), encoding="utf-8")
+            pid = _start(environment.python or sys.executable, program, folder)
+            started = _start_time(pid)
+            if started is None:
+                raise SandboxUnavailable("the box ended as soon as it had started")
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+        record = {"id": f"sbx_{secrets.token_hex(8)}", "provider": self.name, "labels": labels, "pid": pid}
+        record |= {"started": started, "folder": str(folder), "created": time.time()}
+        self._write(record)
+        return SubprocessBox(record, self._file(record["id"]))
+
+    def _file(self, box_id: str) -> Path:
+        return self._boxes / f"{box_id}.json"
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self._boxes.mkdir(mode=0o700, parents=True, exist_ok=True)
+        file = self._file(record["id"])
+        partial = file.with_suffix(".partial")
+        partial.write_text(json.dumps(record), encoding="utf-8")
+        partial.rename(file)
+
+    async def connect(self, box_id: str) -> SubprocessBox:
+        for box in await self.list({}):
+            if box.id == box_id:
+                return box
+        raise SandboxLost(f"there is no box {box_id[:100]}")
+
+    async def list(self, labels: Mapping[str, str]) -> list[SubprocessBox]:
+        return await asyncio.to_thread(self._list, dict(labels))
+
+    def _list(self, labels: dict[str, str]) -> list[SubprocessBox]:
+        found = []
+        for file in sorted(self._boxes.glob("sbx_*.json")):
+            try:
+                record = json.loads(file.read_text(encoding="utf-8"))
+            except (OSError, ValueError):
+                continue
+            if record.get("provider") != self.name:
+                continue
+            box = SubprocessBox(record, file)
+            if not box.alive:
+                box.sweep()
+            elif labels.items() <= box.labels.items():
+                found.append(box)
+        return found
+
+    async def close(self) -> None:
+        """Nothing is held: boxes live on."""
+
+
+class SubprocessBox:
+    """One box: the supervisor's process, everything below it, and a folder."""
+
+    def __init__(self, record: dict[str, Any], file: Path) -> None:
+        self._record, self._file = record, file
+        self._folder = Path(record["folder"])
+        self._pid: int = record["pid"]
+
+    @property
+    def id(self) -> str:
+        return str(self._record["id"])
+
+    @property
+    def labels(self) -> Mapping[str, str]:
+        labels: dict[str, str] = self._record["labels"]
+        return labels
+
+    @property
+    def folder(self) -> Path:
+        return self._folder
+
+    @property
+    def alive(self) -> bool:
+        return _start_time(self._pid) == self._record["started"]
+
+    async def channel(self, after: int, generation: int) -> StreamFrames:
+        try:
+            reader, writer = await asyncio.open_unix_connection(str(self._folder / "socket"), limit=FRAME_BYTES)
+        except OSError as error:
+            raise SandboxLost(f"the box {self.id} is gone") from error
+        try:
+            return await StreamFrames.attach(reader, writer, after, generation)
+        except BaseException:
+            writer.close()
+            raise
+
+    async def suspend(self) -> None:
+        """The supervisor is stopped first and continued last: its clock does not count what it does not see."""
+        if not self.alive:
+            raise SandboxLost(f"the box {self.id} is gone")
+        for pid in [self._pid, *descendants(self._pid)]:
+            _signal(pid, signal.SIGSTOP)
+
+    async def resume(self) -> None:
+        if not self.alive:
+            raise SandboxLost(f"the box {self.id} is gone")
+        for pid in [*descendants(self._pid)[::-1], self._pid]:
+            _signal(pid, signal.SIGCONT)
+
+    async def destroy(self) -> None:
+        await asyncio.to_thread(self._destroy)
+
+    def _destroy(self) -> None:
+        if self.alive:
+            _signal(self._pid, signal.SIGSTOP)  # it would reap what is killed, and start nothing new
+            sessions = {self._pid, *descendants(self._pid)}
+            end_tree(self._pid)
+            _signal(self._pid, signal.SIGKILL)
+            _end_sessions(sessions)
+            _await_end(self._pid, self._record["started"])
+        self.sweep()
+
+    def sweep(self) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._file.unlink(missing_ok=True)
+
+
+def _short_folder() -> Path:
+    """A private folder whose socket's path fits the 107 bytes that a unix socket's name may have."""
+    folder = Path(tempfile.mkdtemp(prefix="farhand-box-"))
+    if len(str(folder)) > 90:
+        folder.rmdir()
+        folder = Path(tempfile.mkdtemp(prefix="farhand-box-", dir="/tmp"))
+    return folder
+
+
+def _pinned(requirement: str) -> tuple[str, str]:
+    name, _, version = requirement.partition("==")
+    return name, version
+
+
+def _start(python: str, program: Path, folder: Path) -> int:
+    """Start the supervisor, which detaches itself, and return its pid."""
+    environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
+    environ |= {"PATH": _PATH, "HOME": str(folder / "workspace"), "TMPDIR": str(folder / "tmp")}
+    environ |= {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
+    try:
+        done = subprocess.run(
+            [python, "-I", "-S", str(program), "supervisor", str(folder)],
+            env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            timeout=BOX_START_S, check=False,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise SandboxUnavailable(f"a box could not be started with {python}: {error}") from error
+    if not done.stdout.strip().isdigit():
+        raise SandboxUnavailable(f"a box could not be started with {python}:\n{done.stderr.decode()[-2000:]}")
+    return int(done.stdout)
+
+
+def _start_time(pid: int) -> str | None:
+    """When a process began, in ticks since the machine's start; None when it is gone. With the pid it names a process."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (OSError, ValueError):
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _signal(pid: int, number: int) -> None:
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass
+
+
+def _end_sessions(sessions: set[int]) -> None:
+    """Kill what left the box's tree but not its sessions."""
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                session = os.getsid(int(entry))
+            except OSError:
+                continue
+            if session in sessions:
+                _signal(int(entry), signal.SIGKILL)
+
+
+def _await_end(pid: int, started: str) -> None:
+    try:
+        fd = os.pidfd_open(pid)
+    except OSError:
+        return
+    try:
+        if _start_time(pid) == started:
+            import select
+
+            poll = select.poll()
+            poll.register(fd, select.POLLIN)
+            poll.poll(2000)
+    finally:
+        os.close(fd)

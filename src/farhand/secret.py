@@ -1,0 +1,21 @@
+"""Keeping secrets out of texts that leave the harness. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+_NAME = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL", re.IGNORECASE)
+_URL = re.compile(r"(?<=://)[^/\s:@]+:[^/\s@]+(?=@)")
+"""User and password in a URL."""
+SHORTEST = 8
+MASK = "[secret]"
+
+
+def redactor(environ: Mapping[str, str]) -> Callable[[str], str]:
+    """A function that masks, in any text, the values of variables whose names say that they are secret."""
+    secrets = sorted(
+        {text for name, text in environ.items() if _NAME.search(name) and len(text) >= SHORTEST}, key=len, reverse=True
+    )
+    pattern = re.compile("|".join(re.escape(secret) for secret in secrets) or r"(?!)")
+    return lambda text: _URL.sub(MASK, pattern.sub(MASK, text))

@@ -1,0 +1,73 @@
+"""What every test shares. The suite has a home of its own, which borrows only built environments and models."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import hypothesis
+import pytest
+
+from farhand.home import farhand_home
+
+_HOME = pytest.StashKey[Path]()
+
+hypothesis.settings.register_profile("farhand", deadline=None, print_blob=True, derandomize=True)
+hypothesis.settings.load_profile("farhand")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # A unix socket's path has room for 107 bytes: this folder's name stays short, wherever TMPDIR points.
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    real = farhand_home()
+    for name in ("environments", "models"):
+        (real / name).mkdir(exist_ok=True)
+        (home / name).symlink_to(real / name)
+    config.stash[_HOME] = home
+    os.environ["FARHAND_HOME"] = str(home)
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "FARHAND_MODEL"):
+        os.environ.pop(name, None)
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    home = config.stash.get(_HOME, None)
+    if home is not None:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+_skipped_jail: list[str] = []
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not {"jail", "hostile"}.isdisjoint(report.keywords) and not hasattr(report, "wasxfail"):
+        _skipped_jail.append(report.nodeid)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    if report.skipped:
+        _skipped_jail.append(report.nodeid)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Where the jail must stand (FARHAND_REQUIRE_JAIL), a skipped test of it fails the run."""
+    if _skipped_jail and os.environ.get("FARHAND_REQUIRE_JAIL"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if _skipped_jail and os.environ.get("FARHAND_REQUIRE_JAIL"):
+        terminalreporter.write_line(f"FAILED: tests of the jail were skipped: {', '.join(_skipped_jail)}", red=True)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture
+def home(request: pytest.FixtureRequest) -> Path:
+    """FARHAND_HOME of the suite."""
+    return request.config.stash[_HOME]

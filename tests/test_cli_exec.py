@@ -1,0 +1,167 @@
+"""`farhand exec` with the subprocess sandbox."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pseudo_terminal import PseudoTerminal
+
+FARHAND = [sys.executable, "-m", "farhand.cli.main"]
+
+
+def execute(source: str | None, *arguments: str, file: str = "-") -> subprocess.CompletedProcess[str]:
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", *arguments, file]
+    return subprocess.run(command, input=source or "", capture_output=True, text=True, timeout=90)
+
+
+@pytest.mark.parametrize(
+    ("source", "out"),
+    [
+        ("1 + 1", "=> 2\n"),
+        ("None", ""),
+        ("x = 3\n#%%\nprint(x)\nx", "3\n=> 3\n"),
+        ("print('a', end='')\n#%% [a title]\n'b'", "a=> 'b'\n"),
+        ("final_answer('x')\nprint('on')\n#%%\nfinal_answer(2); None", "on\nFINAL 'x'\nFINAL 2\n"),
+        ("import asyncio\nawait asyncio.sleep(0, 'top')", "=> 'top'\n"),
+        ("print(__name__)", "__main__\n"),
+        ("import sys\nprint(1)\nsys.exit()\nprint(2)\n#%%\nprint(3)", "1\n3\n"),
+        ("print('é漢🙂\\t\\x1b[31mred\\x1b[0m\\r')", "é漢🙂\t\x1b[31mred\x1b[0m\r\n"),
+        ("\ufeff1", "=> 1\n"),
+    ],
+)
+def test_what_standard_output_carries(source: str, out: str) -> None:
+    done = execute(source)
+    assert (done.stdout, done.stderr, done.returncode) == (out.replace("\r\n", "\n"), "", 0)
+
+
+def test_standard_error_of_the_box_goes_to_standard_error() -> None:
+    done = execute("import sys\nprint('o')\nprint('e', file=sys.stderr)")
+    assert (done.stdout, done.stderr, done.returncode) == ("o\n", "e\n", 0)
+
+
+def test_an_error_ends_the_cell_and_not_the_program() -> None:
+    done = execute("x = 1\n1 / 0\nprint('no')\n#%%\nprint(x)")
+    assert (done.stdout, done.returncode) == ("1\n", 1)
+    assert "ZeroDivisionError: division by zero" in done.stderr
+    assert "line 2" in done.stderr
+
+
+@pytest.mark.parametrize(("code", "returncode"), [("", 0), ("0", 0), ("None", 0), ("3", 1), ("'why'", 1)])
+def test_system_exit_ends_the_cell_with_its_code(code: str, returncode: int) -> None:
+    done = execute(f"raise SystemExit({code})\n#%%\nprint('on')")
+    assert (done.stdout, done.returncode) == ("on\n", returncode)
+    assert done.stderr == ("why\n" if "why" in code else "")
+
+
+def test_input_is_at_its_end() -> None:
+    done = execute("try:\n    input()\nexcept EOFError:\n    print('eof')")
+    assert (done.stdout, done.returncode) == ("eof\n", 0)
+
+
+def test_a_limit_is_named_and_later_cells_run() -> None:
+    done = execute("x = 1\nwhile True: pass\n#%%\n1 + 1\n#%%\nundefined", "--timeout", "0.5")
+    assert (done.stdout, done.returncode) == ("=> 2\n", 3)
+    assert "wall_s" in done.stderr
+    assert "NameError" in done.stderr
+
+
+def test_a_box_that_dies_is_said_to_have_died() -> None:
+    done = execute("kept = 1\n#%%\nimport os\nos._exit(7)\n#%%\nprint('a new one')")
+    assert (done.stdout, done.returncode) == ("a new one\n", 1)
+    assert "kept" in done.stderr
+
+
+def test_tools_of_a_file(tmp_path: Path) -> None:
+    tools = tmp_path / "tools.py"
+    tools.write_text("def double(x): return 2 * x\nTOOLS = dict(double=double, final_answer=print)\n")
+    done = execute("double(21)\n#%%\nfinal_answer(double(2))", "--tools", str(tools))
+    assert (done.stdout, done.stderr, done.returncode) == ("=> 42\n=> 4\nFINAL 4\n", "", 0)
+
+
+def test_a_program_in_a_file(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("import numpy\nprint(numpy.arange(3).sum())")
+    done = execute(None, file=str(program))
+    assert (done.stdout, done.stderr, done.returncode) == ("3\n", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "says"),
+    [
+        ("none.py", None, "No such file"),
+        ("folder", "", "directory"),
+        ("latin.py", b"x = '\xe9'", "not UTF-8"),
+        ("empty.py", b"\n  \n#%%\n", "nothing to run"),
+    ],
+)
+def test_a_file_that_cannot_be_run(name: str, content: bytes | str | None, says: str, tmp_path: Path) -> None:
+    path = tmp_path / name
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    elif content is not None:
+        path.mkdir()
+    done = execute(None, file=str(path))
+    assert (done.stdout, done.returncode) == ("", 2)
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--timeout", "0"), ("--memory", "-1"), ("--sandbox", "nowhere"), ("--nonsense",)]
+)
+def test_wrong_options(arguments: tuple[str, ...]) -> None:
+    done = execute("1", *arguments)
+    assert (done.stdout, done.returncode) == ("", 2)
+
+
+def test_a_reader_that_leaves_is_no_traceback() -> None:
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        assert program.stderr is not None
+        program.stdin.write("for n in range(1000): print('x' * 1000, flush=True)")
+        program.stdin.close()
+        assert program.stdout.readline()
+        program.stdout.close()
+        assert program.stderr.read() == ""
+        assert program.wait(60) == 1
+
+
+def test_on_a_terminal_the_guest_commands_nothing(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "print('\\x1b]52;c;ZQ==\\x07 \\x1b[31mred\\x1b[0m \\u202e')\n'\\x1b[2J'\n#%%\nfinal_answer('ok')\n1/0"
+    )
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", str(program)]
+    with PseudoTerminal(command, cwd=tmp_path) as terminal:
+        assert terminal.finish() == 1
+    assert "\x1b" not in terminal.output
+    assert "\x07" not in terminal.output
+    assert terminal.output.startswith("␛]52;c;ZQ==␇ red ‹U+202E›\n=> '\\x1b[2J'\n")
+    assert terminal.output.endswith("FINAL 'ok'\n")
+
+
+def test_ctrl_c_stops_the_program(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("print('begun', flush=True)\nwhile True: pass")
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", str(program)]
+    with PseudoTerminal(command, cwd=tmp_path) as terminal:
+        terminal.wait_for("begun")
+        terminal.press_ctrl_c()
+        assert terminal.finish() == 130
+    assert "Traceback" not in terminal.output
+
+
+def test_output_that_the_locale_cannot_write_is_escaped() -> None:
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", "-"]
+    environ = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, input="print('é')", capture_output=True, text=True, env=environ, timeout=60)
+    assert (done.stdout, done.returncode) == ("\\xe9\n", 0)

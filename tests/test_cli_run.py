@@ -1,0 +1,212 @@
+"""`farhand run` as a person and as a program call it, with a model on this machine and the subprocess sandbox."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from chat_server import serving
+from pseudo_terminal import PseudoTerminal
+
+FARHAND = [sys.executable, "-m", "farhand.cli.main"]
+ANSWER = "I count.\n```python\nprint('counting')\nfinal_answer('strawberry'.count('r'))\n```\n"
+KEY = {"OPENAI_API_KEY": "sk-of-nobody"}
+
+
+def environ(home: Path, **more: str) -> dict[str, str]:
+    """A record of its own; the environments built before."""
+    (home / "environments").symlink_to(Path(os.environ["FARHAND_HOME"]) / "environments")
+    return {**os.environ, **KEY, "FARHAND_HOME": str(home), **more}
+
+
+def run_piped(home: Path, model: str, *arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    command = [*FARHAND, "run", "--sandbox", "subprocess", "--model", model, *arguments]
+    return subprocess.run(command, env=environ(home), capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload,no-any-return]
+
+
+def on_terminal(home: Path, cwd: Path, model: str, *arguments: str, columns: int = 80, **more: str) -> PseudoTerminal:
+    command = [*FARHAND, "run", "--sandbox", "subprocess", "--model", model, *arguments]
+    return PseudoTerminal(command, columns=columns, environ=environ(home, **more), cwd=cwd)
+
+
+@pytest.fixture
+def own_home(tmp_path: Path) -> Path:
+    folder = tmp_path / "home"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    return folder
+
+
+def test_a_pipe_gets_the_answer_alone(own_home: Path) -> None:
+    with serving(ANSWER) as server:
+        done = run_piped(own_home, server.model, "How many r?")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "3\n", "")
+
+
+def test_the_task_can_come_from_standard_input(own_home: Path) -> None:
+    with serving(ANSWER) as server:
+        done = run_piped(own_home, server.model, "-", input="How many\nr?")
+        assert "How many\nr?" in json.dumps(server.asked[0]).replace("\\n", "\n")
+    assert (done.returncode, done.stdout) == (0, "3\n")
+
+
+def test_json_prints_every_event_on_a_line(own_home: Path) -> None:
+    with serving(ANSWER) as server:
+        done = run_piped(own_home, server.model, "--json", "How many r?")
+    events = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0
+    assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + len(events)))
+    types = [event["type"] for event in events]
+    for expected in ("message.received", "model.replied", "action.started", "action.finished", "turn.answered"):
+        assert expected in types
+
+
+def test_a_turn_without_an_answer_fails(own_home: Path) -> None:
+    with serving("I", "do not", "know.") as server:
+        done = run_piped(own_home, server.model, "What?")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("farhand: no answer: ")
+
+
+def test_a_limit_has_an_exit_code_of_its_own(own_home: Path) -> None:
+    with serving("```python\nx = 1\n```", ANSWER) as server:
+        done = run_piped(own_home, server.model, "--max-steps", "1", "What?")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "steps" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "--model", "nonsense", "x"], "--model PROVIDER:NAME"),
+        (["run", "--sandbox", "nowhere", "--model", "openai:x", "x"], "nowhere"),
+        (["run", "--model", "openai:x", "  "], "the task is empty"),
+        (["run"], "Missing argument"),
+        (["run", "--max-steps", "0", "x"], "--max-steps"),
+        (["run", "--model", "openai:x", "--tools", "/none/such.py", "x"], "/none/such.py"),
+        (["nonsense"], "nonsense"),
+    ],
+)
+def test_wrong_calls_are_usage_errors(arguments: list[str], says: str, own_home: Path) -> None:
+    done = subprocess.run([*FARHAND, *arguments], env=environ(own_home), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_reader_that_leaves_is_no_traceback(own_home: Path) -> None:
+    with serving(*["```python\nprint('x' * 9000)\n```"] * 9) as server:
+        command = [*FARHAND, "run", "--sandbox", "subprocess", "--model", server.model, "--json", "go"]
+        with subprocess.Popen(
+            command, env=environ(own_home), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as program:
+            assert program.stdout is not None
+            assert program.stderr is not None
+            assert program.stdout.readline()
+            program.stdout.close()
+            assert program.stderr.read() == ""
+            assert program.wait(60) == 1
+
+
+def test_a_person_sees_the_course_of_it(own_home: Path, here: Path) -> None:
+    files = "```python\nopen('out.txt', 'w').write('hello')\nimport sys\nprint('oh', file=sys.stderr)\n```"
+    with serving(files, ANSWER) as server, on_terminal(own_home, here, server.model, "How many r?") as terminal:
+        assert terminal.finish() == 0
+    text = terminal.text
+    positions = [text.index(part) for part in ("step 1", "open('out.txt'", "┆ oh", "step 2", "I count.", "│ counting")]
+    assert positions == sorted(positions)
+    assert "\nAnswer\n3\n" in text
+    assert "240 tokens" in text.replace("200 tokens in, 40 out", "240 tokens")
+    assert "→ ./out.txt" in text
+    assert (here / "out.txt").read_text() == "hello"
+    assert "\x1b[" in terminal.output, "code and answer are coloured"
+    assert text.count("open('out.txt'") == 1
+
+
+def test_an_existing_file_is_left_alone(own_home: Path, here: Path) -> None:
+    (here / "out.txt").write_text("mine")
+    files = "```python\nopen('out.txt', 'w').write('hello')\nfinal_answer('done')\n```"
+    with serving(files) as server, on_terminal(own_home, here, server.model, "go") as terminal:
+        assert terminal.finish() == 0
+    assert "not copied: a file of this name is here already" in terminal.text
+    assert (here / "out.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_no_line_is_wider_than_the_terminal(columns: int, own_home: Path, here: Path) -> None:
+    reply = "word " * 100 + "\n```python\nprint('y' * 500)\nx = '" + "z" * 300 + "'\nfinal_answer('w ' * 300)\n```"
+    with serving(reply) as server, on_terminal(own_home, here, server.model, "go", columns=columns) as terminal:
+        assert terminal.finish() == 0
+    assert max(map(len, terminal.text.splitlines())) <= columns
+
+
+@pytest.mark.parametrize(("variable", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_colours_can_be_declined(variable: str, value: str, own_home: Path, here: Path) -> None:
+    with serving(ANSWER) as server, on_terminal(own_home, here, server.model, "go", **{variable: value}) as terminal:
+        assert terminal.finish() == 0
+    assert not any(f"\x1b[{code}" in terminal.output for code in (31, 32, 33, 34, 36, 91, 94, 96))
+    assert "Answer\n" in terminal.text
+
+
+def test_what_the_guest_prints_does_not_command_the_terminal(own_home: Path, here: Path) -> None:
+    code = "print('\\x1b]52;c;ZXZpbA==\\x07', '\\x1b]0;t\\x07', '\\x1b[2J', '\\u202e[bold]')"
+    reply = f"\x1b]52;c;ZQ==\x07 said\n```python\n{code}\nfinal_answer('\\x1b[2J!')\n```"
+    with serving(reply) as server, on_terminal(own_home, here, server.model, "go") as terminal:
+        assert terminal.finish() == 0
+    assert "\x1b" not in terminal.text
+    assert "\x07" not in terminal.output
+    assert "\u202e" not in terminal.output
+    for visible in ("␛]52;c;ZQ==␇ said", "␛]52;c;ZXZpbA==␇ ␛]0;t␇ ␛[2J ‹U+202E›[bold]", "␛[2J!"):
+        assert visible in terminal.text
+
+
+def test_the_answer_into_a_file_and_the_course_of_it_on_the_terminal(own_home: Path, here: Path) -> None:
+    with serving(ANSWER) as server, (here / "answer").open("w") as answer:
+        command = [*FARHAND, "run", "--sandbox", "subprocess", "--model", server.model, "How many r?"]
+        with PseudoTerminal(command, environ=environ(own_home), cwd=here, stdout=answer.fileno()) as terminal:
+            assert terminal.finish() == 0
+    assert (here / "answer").read_text() == "3\n"
+    assert "│ counting" in terminal.text
+    assert "Answer" not in terminal.text
+
+
+def test_ctrl_c_stops_the_code_and_shows_what_there_is(own_home: Path, here: Path) -> None:
+    code = "```python\nopen('part', 'w').write('x')\nprint('begun', flush=True)\nwhile True: pass\n```"
+    with serving(code) as server, on_terminal(own_home, here, server.model, "go") as terminal:
+        terminal.wait_for("│ begun")
+        terminal.press_ctrl_c()
+        assert terminal.finish() == 130
+    assert "Stopped" in terminal.text
+    assert "session  ses_" in terminal.text
+    assert "Traceback" not in terminal.text.split("Stopped")[1]
+
+
+def test_ctrl_c_while_the_model_thinks(own_home: Path, here: Path) -> None:
+    with serving() as server, on_terminal(own_home, here, server.model, "go") as terminal:
+        assert server.holding.wait(30)
+        terminal.press_ctrl_c()
+        assert terminal.finish() == 130
+    assert "Traceback" not in terminal.text
+
+
+def test_a_second_ctrl_c_leaves_at_once(own_home: Path, here: Path) -> None:
+    tools = here / "tools.py"
+    tools.write_text("import time\ndef hang() -> int:\n    time.sleep(600)\n    return 1\nTOOLS = {'hang': hang}\n")
+    code = "```python\nprint('begun', flush=True)\nhang()\n```"
+    with serving(code) as server, on_terminal(own_home, here, server.model, "--tools", str(tools), "go") as terminal:
+        terminal.wait_for("│ begun")
+        terminal.wait_for("→ hang()")
+        terminal.press_ctrl_c()
+        terminal.press_ctrl_c()
+        assert terminal.finish() == 130

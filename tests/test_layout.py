@@ -1,0 +1,73 @@
+"""What may import what."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import farhand
+
+PACKAGE = Path(farhand.__file__).parent
+ROOT = PACKAGE.parent.parent
+EDGES = {"cli": {"click", "rich"}, "model": {"openai", "xllamacpp"}, "server": {"fastapi", "starlette", "uvicorn"}}
+IN_THE_BOX = {"numpy", "pandas", "matplotlib", "PIL", "cloudpickle", "IPython"}
+"""What value.py and the runner use where the environment has it; never at the top of the file."""
+SENT = ("value.py", "sandbox/runner.py", "model/local_server.py")
+FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*.py"))
+
+
+def imports(file: str, top_only: bool = False) -> Iterator[str]:
+    tree = ast.parse((PACKAGE / file).read_text())
+    for node in tree.body if top_only else ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield "farhand" if node.level else node.module or ""
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_third_party_packages_stay_at_the_edges(file: str) -> None:
+    allowed = EDGES.get(file.split("/", maxsplit=1)[0], set()) | (IN_THE_BOX if file in SENT else set())
+    tops = {name.partition(".")[0] for name in imports(file)}
+    assert tops - sys.stdlib_module_names - {"farhand"} <= allowed
+
+
+@pytest.mark.parametrize("file", [file for file in SENT if file in FILES])
+def test_what_is_sent_into_a_box_starts_with_the_standard_library_alone(file: str) -> None:
+    tops = {name.partition(".")[0] for name in imports(file, top_only=True)}
+    assert tops <= sys.stdlib_module_names
+
+
+def test_import_directions() -> None:
+    command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()", "--no-cache"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_the_package_loads_nothing() -> None:
+    probe = "import sys; before = set(sys.modules); import farhand; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert set(done.stdout.split()) <= {"farhand", "__future__"}
+
+
+@pytest.mark.parametrize("name", farhand.__all__)
+def test_every_public_name_is_there(name: str) -> None:
+    assert getattr(farhand, name).__name__ == name
+    assert name in dir(farhand)
+
+
+def test_the_decorator_keeps_its_name_beside_the_module() -> None:
+    probe = "import farhand.tool, farhand; from farhand import tool; print(farhand.tool is tool, callable(tool))"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True", "True"]
+
+
+def test_an_unknown_name_is_an_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'nope'"):
+        _ = farhand.nope
+    assert farhand.__version__
