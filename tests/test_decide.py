@@ -20,7 +20,7 @@ def one(log: Log, now: float = NOW):
 def running(**limits: object) -> tuple[Log, str]:
     """A log whose first action has started in a box."""
     log = Log(**limits).message().claimed().coded("pay(1)")
-    act = one(log)
+    act = one(log, 1004.0)
     assert isinstance(act, Act)
     return log.boxed().started(act.action, act.code), act.action
 

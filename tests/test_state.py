@@ -60,7 +60,7 @@ def test_a_reconciled_effect_is_told_in_the_open_turn() -> None:
     log.add(ev.EFFECT_RECONCILED, effect="eff_1", outcome="done", value=1, by="user:local")
     assert log.state.unknown("pay", "d") is None
     assert log.state.turn is not None
-    assert "now known: done" in log.state.turn.notes[0][1]
+    assert "now known: done" in log.state.notes[0][1]
 
 
 def test_tokens_add_up() -> None:

@@ -52,7 +52,8 @@ class Actor:
         self._hand: Hand | None = None
         self._box: Box | None = None
         self._swept = False
-        self._manifest: copy.Manifest = {}
+        self.manifest: copy.Manifest = {}
+        """What the box said of its files when they were copied last."""
         self._finished = asyncio.Event()
         self._finished.set()
 
@@ -205,10 +206,10 @@ class Actor:
         """Copy what changed in /workspace to the session's folder: entries, and what is not kept with the reason."""
         state = self._session.state
         try:
-            got = await copy.collect(hand, self._outfit.files, self._manifest, limits_of(state))
+            got = await copy.collect(hand, self._outfit.files, self.manifest, limits_of(state))
         except (SandboxError, OSError) as error:
             return [], [["/workspace", f"the files could not be saved: {str(error)[:500]}"]]
-        self._manifest = got.manifest
+        self.manifest = got.manifest
         there = {path for path, entry in got.manifest.items() if entry.kind == "file"} | {p for p, _ in got.left_out}
         gone = [path for path in state.files if path not in there]
         return got.entries + [{"path": path, "removed": True} for path in gone], [list(pair) for pair in got.left_out]
@@ -327,7 +328,7 @@ class Actor:
         self._box = await outfit.sandbox.create(outfit.environment, limits, labels)
         try:
             hand = await self._open(self._box, 0)
-            self._manifest = await copy.restore(hand, outfit.files)
+            self.manifest = await copy.restore(hand, outfit.files)
             created = {"box": self._box.id, "request": request, "provider": outfit.sandbox.name}
             await session.append(NewEvent(ev.SANDBOX_CREATED, created))
         except BaseException:
@@ -354,7 +355,7 @@ class Actor:
         """End the box, and let go of it. One that cannot be reached is left to its provider's sweep."""
         hand, box = self._hand, self._box
         self._hand = self._box = None
-        self._manifest = {}
+        self.manifest = {}
         try:
             if box is not None:
                 await box.destroy()

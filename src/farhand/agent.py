@@ -32,6 +32,7 @@ from farhand.errors import (
     UsageError,
 )
 from farhand.event import Event, NewEvent
+from farhand.files import copy
 from farhand.home import farhand_home
 from farhand.limits import LEASE_S, Limits
 from farhand.loop import Delta, Driver, Equipment, Lease
@@ -118,7 +119,8 @@ class CodeAgent:
         self._lease_s, self._boxes_kept = lease_s, boxes_kept
         self._progress = progress
         self._running: set[_Turn] = set()
-        self._idle: OrderedDict[str, _Kept] = OrderedDict()
+        self._kept: OrderedDict[str, copy.Manifest] = OrderedDict()
+        """Sessions whose box is kept alive, and what it said of its files."""
 
     # --- running ---
 
@@ -158,9 +160,8 @@ class CodeAgent:
 
     async def aclose(self) -> None:
         """Destroy the boxes kept between turns and let go of connections."""
-        while self._idle:
-            session_id, _ = next(iter(self._idle.items()))
-            await self._let_go(session_id)
+        while self._kept:
+            await self._let_go(next(iter(self._kept)))
         if not isinstance(self._sandbox, str):
             await self._sandbox.close()
         if self._model is not None and not isinstance(self._model, str):
@@ -255,20 +256,20 @@ class CodeAgent:
         return await self.store.create(await pack(self.blobs, NewEvent(ev.SESSION_CREATED, created)))
 
     def driver(self, session_id: str) -> Driver:
-        """The driver kept for this session, if it is of this event loop, else a new one."""
-        kept = self._idle.pop(session_id, None)
-        if kept is not None and kept.loop is asyncio.get_running_loop():
-            return kept.driver
+        """A driver of this agent for the session."""
         session = Session(self.store, self.blobs, session_id)
         owner, gone = registry.owner(self.home)
         lease = Lease(self._lease_s, self._lease_s / 3)
-        return Driver(session, self.equipment(session_id), owner=owner, gone=gone, lease=lease)
+        driver = Driver(session, self.equipment(session_id), owner=owner, gone=gone, lease=lease)
+        driver.actor.manifest = self._kept.pop(session_id, {})
+        return driver
 
     async def keep(self, driver: Driver) -> None:
-        """Keep a box between turns; the oldest of too many is destroyed."""
-        self._idle[driver.session.id] = _Kept(driver, asyncio.get_running_loop())
-        while len(self._idle) > self._boxes_kept:
-            await self._let_go(next(iter(self._idle)))
+        """Let go of a session's box but keep it alive for the next turn; the oldest of too many is destroyed."""
+        await driver.close()
+        self._kept[driver.session.id] = driver.actor.manifest
+        while len(self._kept) > self._boxes_kept:
+            await self._let_go(next(iter(self._kept)))
 
     async def _let_go(self, session_id: str) -> None:
         """Destroy a kept box. One that cannot be reached is left to the provider's sweep; no turn fails for it."""
@@ -276,14 +277,6 @@ class CodeAgent:
             await self.driver(session_id).discard()
         except (SandboxError, StoreError):
             pass
-
-
-@dataclass(frozen=True, slots=True)
-class _Kept:
-    """A driver whose box is kept, and the loop its connections belong to."""
-
-    driver: Driver
-    loop: asyncio.AbstractEventLoop
 
 
 def _declared(tool: Tool) -> dict[str, Any]:
@@ -365,10 +358,7 @@ class _Turn:
             await asyncio.wait([work], timeout=CLOSE_S)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
-        if work.cancelled() or work.exception() is not None:
-            await driver.close()
-        else:
-            await self._agent.keep(driver)
+        await self._agent.keep(driver)
 
     def result(self, events: list[Event]) -> RunResult:
         """What the turn came to; its error is raised with `.result`."""

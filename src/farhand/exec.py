@@ -97,7 +97,7 @@ async def run_cells(
 ) -> ProgramResult:
     """Run the cells one after another in one namespace. The limits are each cell's own.
 
-    An error ends its cell; the later ones run, in a new box with the same files when the old one died with its variables.
+    An error ends its cell; the later ones run, in a new box with the same files when the old one died.
     """
     program = _Program(sandbox, tools, limits or Limits(), environment, imports, on_event)
     try:
@@ -249,21 +249,20 @@ class _Program:
             saved = await self._save_files(Path(folder))
             await self._drop()
             names = f"; lost names: {', '.join(lost[:20])}{' …' if len(lost) > 20 else ''}" if lost else ""
-            files = "its files are kept" if saved else "its files are lost too"
-            self._tell(
-                CellEvent("note", index, f"the box died with its variables; a new one takes over, {files}{names}")
-            )
-            if saved and any(Path(folder).iterdir()):
+            files = "its files are kept" if saved is not None else "its files are lost too"
+            text = f"the box died with its variables; a new one takes over, {files}{names}"
+            self._tell(CellEvent("note", index, text))
+            if saved:
                 await copy.restore(await self._ready(), Path(folder))
 
-    async def _save_files(self, folder: Path) -> bool:
+    async def _save_files(self, folder: Path) -> copy.Manifest | None:
+        """What could be copied; None when the box does not answer any more."""
         if self._hand is None:
-            return False
+            return None
         try:
-            await copy.collect(self._hand, folder, {}, self._limits)
+            return (await copy.collect(self._hand, folder, {}, self._limits)).manifest
         except (SandboxError, OSError):
-            return False
-        return True
+            return None
 
     async def _drop(self) -> None:
         hand, box = self._hand, self._box

@@ -658,10 +658,10 @@ class _Encoder:
         return self.tag("bytearray", {"v": self.raw(bytes(value))})
 
     def on_complex(self, value: complex) -> JSON:
-        return self.tag("complex", {"v": [self.on_float(value.real), self.on_float(value.imag)]})
+        return self.tag("complex", {"v": self.items([value.real, value.imag])})
 
     def on_range(self, value: range) -> JSON:
-        return self.tag("range", {"v": [self.on_int(value.start), self.on_int(value.stop), self.on_int(value.step)]})
+        return self.tag("range", {"v": self.items([value.start, value.stop, value.step])})
 
     def items(self, items: list[Any]) -> list[JSON]:
         trees: list[JSON] = []
@@ -833,7 +833,7 @@ class _Encoder:
         top, bottom = value.numerator, value.denominator
         if max(top.bit_length(), bottom.bit_length()) > MAX_FRACTION_BITS:
             raise ValueTooLarge(f"is a Fraction of more than {MAX_FRACTION_BITS:,} bits", "convert with float(...)")
-        return self.tag("fraction", {"v": [self.on_int(top), self.on_int(bottom)]})
+        return self.tag("fraction", {"v": self.items([top, bottom])})
 
     def uuid(self, value: Any) -> JSON:
         return self.tag("uuid", {"v": self.on_str(str(value))})

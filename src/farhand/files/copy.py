@@ -36,8 +36,8 @@ class Collected:
 async def collect(hand: Hand, destination: Path, known: Manifest, limits: Limits) -> Collected:
     """Copy what changed since `known` to `destination`, which then holds the workspace's files and nothing else.
 
-    A file counts as changed when its size, times, inode or mode do. At most `disk_files` files and `disk_bytes` bytes are kept;
-    what is beyond is named in `left_out`, as are links, FIFOs and names that cannot be kept. Each file appears whole.
+    A file counts as changed when its size, times, inode or mode do. At most `disk_files` files and `disk_bytes` bytes
+    are kept; what is beyond is named in `left_out`, as are links, FIFOs and unusable names. Each file appears whole.
     """
     listing = await hand.listing()
     left_out = list(listing.left_out)
@@ -53,8 +53,6 @@ async def collect(hand: Hand, destination: Path, known: Manifest, limits: Limits
 
 async def restore(hand: Hand, source: Path) -> Manifest:
     """Bring the files below `source` into the box, and say how the box lists them now."""
-    if not source.is_dir():
-        return {}
     some = False
     with _opened(source) as files:
         for batch in files.walk():

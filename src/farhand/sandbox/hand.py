@@ -53,7 +53,7 @@ class Listing:
 class Hand:
     """One attached box. Whoever awaits something reads the channel; what is for others is kept for them.
 
-    `frames()` is for one reader at a time. Frames that nobody takes stay in the channel, so the box is slowed down by its spool.
+    `frames()` is for one reader at a time. Frames that nobody takes stay in the channel: the box's spool bounds them.
     """
 
     def __init__(self, box: Box, frames: Frames, generation: int) -> None:
@@ -154,7 +154,7 @@ class Hand:
         await self._frames.send({"t": "ack", "n": n})
 
     async def interrupt(self, action: str, reason: str, grace_s: float) -> None:
-        """SIGINT now and SIGKILL after the grace; the action's `done` says which it was. `reason` is "interrupt" or "cancel"."""
+        """SIGINT now, SIGKILL after the grace; `done` tells which it was. `reason` is "interrupt" or "cancel"."""
         await self._frames.send({"t": "interrupt", "action": action, "reason": reason, "grace_s": grace_s})
 
     async def ping(self) -> None:
@@ -185,7 +185,7 @@ class Hand:
             cursor = more
 
     async def read_file(self, path: str, sink: Callable[[bytes], None], most: int | None = None) -> int:
-        """Give a file's content to `sink` in chunks; its length. SandboxError when it cannot be read, or is longer than `most`."""
+        """Give a file's content to `sink` in chunks; its length. SandboxError when it cannot be read or is too long."""
         offset = 0
         while True:
             frame = await self._ask({"t": "take", "path": path, "offset": offset})
@@ -322,9 +322,8 @@ def _entry(found: dict[str, Any]) -> Entry | None:
     numbers = [found.get(name) for name in ("size", "mtime_ns", "ctime_ns", "ino", "mode")]
     if not isinstance(path, str) or kind not in ("file", "folder") or not safe_path(path):
         return None
-    if not all(type(number) is int and -(1 << 63) <= number < 1 << 64 for number in numbers):
-        return None
-    return Entry(path, kind, *numbers)  # type: ignore[arg-type]
+    whole = [number for number in numbers if isinstance(number, int) and -(1 << 63) <= number < 1 << 64]
+    return Entry(path, kind, *whole) if len(whole) == len(numbers) else None
 
 
 def safe_path(path: str) -> bool:

@@ -4,16 +4,16 @@ channel."""
 from __future__ import annotations
 
 import asyncio
-import json
+from collections.abc import Awaitable, Callable, Sequence
 from types import NoneType
-from typing import Any, NoReturn
+from typing import Any, TypeAlias
 
 from farhand.errors import Fenced, ProtocolViolation, SandboxError, SandboxLost
 from farhand.limits import FRAME_BYTES
 from farhand.sandbox.port import Attached, Frame
+from farhand.sandbox.runner import FrameError, dump_frame, parse_frame
 
 VERSION = 1
-DEPTH = 200
 
 STREAM = frozenset({"out", "display", "call", "answer", "done"})
 ANSWERS = frozenset({"attached", "ready", "pong", "files", "saved", "refused"})
@@ -46,55 +46,20 @@ _REQUIRED: dict[str, dict[str, type | tuple[type, ...]]] = {
 def dump(frame: Frame) -> bytes:
     """One line. ProtocolViolation when it is larger than a frame may be or holds NaN."""
     try:
-        line = json.dumps(frame, separators=(",", ":"), allow_nan=False).encode("ascii") + b"\n"
-    except (ValueError, TypeError, RecursionError) as error:
-        raise ProtocolViolation(f"this frame cannot be sent: {error}") from error
-    if len(line) > FRAME_BYTES:
-        raise ProtocolViolation(f"a {frame.get('t')} frame of {len(line):,} bytes; at most {FRAME_BYTES:,} can be sent")
-    return line
-
-
-def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if number in (float("inf"), float("-inf")):
-        raise ValueError("a number too large for JSON")
-    return number
-
-
-def _too_deep(frame: dict[str, Any]) -> bool:
-    """Level by level, so that the cost is the parser's own."""
-    level: list[Any] = [frame]
-    for _ in range(DEPTH):
-        level = [
-            child
-            for item in level
-            for child in (item.values() if type(item) is dict else item)
-            if type(child) is list or type(child) is dict
-        ]
-        if not level:
-            return False
-    return True
+        return dump_frame(frame)
+    except FrameError as error:
+        raise ProtocolViolation(str(error)) from error
 
 
 def load(line: bytes) -> Frame:
     """A checked frame of one line from a box. ProtocolViolation for anything else."""
-    if len(line) > FRAME_BYTES:
-        raise ProtocolViolation(f"a frame larger than {FRAME_BYTES:,} bytes")
     try:
-        frame = json.loads(line, parse_constant=_no_constant, parse_float=_finite)
-    except (ValueError, RecursionError) as error:
-        raise ProtocolViolation(f"a line that is no frame: {str(error)[:200]}") from error
-    if not isinstance(frame, dict):
-        raise ProtocolViolation("a line that is no object")
-    if line.count(b"[") + line.count(b"{") > DEPTH and _too_deep(frame):
-        raise ProtocolViolation(f"a frame nested deeper than {DEPTH}")
-    kind = frame.get("t")
-    if not isinstance(kind, str) or kind not in _REQUIRED:
-        raise ProtocolViolation(f"a frame of unknown type {str(kind)[:80]!r}")
+        frame = parse_frame(line)
+    except FrameError as error:
+        raise ProtocolViolation(str(error)) from error
+    kind = frame["t"]
+    if kind not in _REQUIRED:
+        raise ProtocolViolation(f"a frame of unknown type {kind[:80]!r}")
     for name, types in _REQUIRED[kind].items():
         value = frame.get(name)
         if not isinstance(value, types) or (types is int and isinstance(value, bool)):
@@ -115,6 +80,11 @@ def attached(frame: Frame) -> Attached:
     )
 
 
+def attach_frame(after: int, generation: int) -> Frame:
+    """The first frame on every connection."""
+    return {"t": "attach", "v": VERSION, "gen": generation, "after": after}
+
+
 class StreamFrames:
     """`Frames` over a pair of asyncio streams (made with `limit=FRAME_BYTES`). Use `StreamFrames.attach`."""
 
@@ -128,7 +98,14 @@ class StreamFrames:
     async def attach(
         cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, after: int, generation: int
     ) -> StreamFrames:
-        writer.write(dump({"t": "attach", "v": VERSION, "gen": generation, "after": after}))
+        writer.write(dump(attach_frame(after, generation)))
+        return await cls.attaching(reader, writer, after, generation)
+
+    @classmethod
+    async def attaching(
+        cls, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, after: int, generation: int
+    ) -> StreamFrames:
+        """The same when the frame `attach` has been sent already."""
         try:
             await writer.drain()
             frame = await _next(reader)
@@ -185,3 +162,13 @@ async def _next(reader: asyncio.StreamReader) -> dict[str, Any]:
     except (ConnectionError, OSError) as error:
         raise SandboxLost("the channel to the box broke") from error
     return load(line)
+
+
+Open: TypeAlias = Callable[[Sequence[str]], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
+"""Runs a command in a box and gives its standard output and input; the reader's limit is FRAME_BYTES."""
+
+
+async def channel_over(open_: Open, argv: Sequence[str], after: int, generation: int) -> StreamFrames:
+    """A channel to a box that can run a command: `argv` is the program's `attach FOLDER`, a bridge to its socket."""
+    reader, writer = await open_(argv)
+    return await StreamFrames.attach(reader, writer, after, generation)

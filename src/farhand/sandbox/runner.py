@@ -1,15 +1,16 @@
 """The program in a box: a supervisor that never runs guest code, and a worker that runs it (docs/protocol.md).
 
 One file, standard library only, Python 3.9 and newer. It is sent into boxes as text, joined to `farhand_value`
-(`sandbox/program.py`); the host of the local jail imports it and plays the supervisor outside the wall. It is long because
-it travels alone; its parts in order: frames, reactor, files, supervisor, worker, the two roles in a box that has no host.
+(`sandbox/program.py`); the host of the local jail imports it and plays the supervisor outside the wall. It is long
+because it travels alone; its parts in order: frames, reactor, files, supervisor, worker (channel, what the guest sees,
+rich values, errors, running code), and the two roles in a box that has no host.
 
-What a worker sends is guest-controlled. The supervisor never waits for it, never unpickles, and bounds whatever it keeps.
+What a worker sends is guest-controlled. The supervisor never waits for it, never unpickles, and bounds what it keeps.
 """
 
 from __future__ import annotations
 
-import _signal
+import _signal  # type: ignore[import-not-found]
 import ast
 import base64
 import builtins
@@ -57,6 +58,8 @@ ANSWERS = 100
 BUNDLE_TYPES = 20
 READ_BYTES = 64 * KIB
 LINES_PER_STEP = 200  # worker frames handled before other boxes get their turn
+PIPE_SMALL_BYTES = 4 * KIB
+PIPE_REST_S = 0.002
 IDLE_OUT_BYTES = 64 * KIB  # written while no action runs; then the pipes are left full and the writer waits
 DOWN_BYTES = 1024 * KIB  # unread by the worker: no more of its frames are taken
 DOWN_LIMIT_BYTES = 16 * 1024 * KIB  # unread by the worker: no more of the harness's frames are taken
@@ -140,7 +143,7 @@ _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def parse_frame(line: bytes) -> dict[str, Any]:
-    """The object of one line. FrameError when it is larger than a frame, no ASCII JSON, nested too deep, holds NaN, infinities or
+    """The object of one line. FrameError when it is too large, no ASCII JSON, nested too deep, holds NaN, infinities or
     half a surrogate pair, or has no type."""
     if len(line) > FRAME_BYTES:
         raise FrameError(f"a frame larger than {FRAME_BYTES:,} bytes")
@@ -242,8 +245,10 @@ class Reactor:
         self._stopped = False
 
     def watch(self, fd: int, mask: int, callback: Callable[[int], None]) -> None:
-        """Call `callback(ready mask)` when `fd` is ready. Mask 0 ends it; do that before the descriptor is closed. A peer that hung up
-        counts as readable, or as writable for a descriptor that is watched for that alone."""
+        """Call `callback(ready mask)` when `fd` is ready. Mask 0 ends it; do that before the descriptor is closed.
+
+        A peer that hung up counts as readable, or as writable for a descriptor that is watched for that alone.
+        """
         known = self._watched.get(fd)
         if known is None:
             if mask:
@@ -273,8 +278,8 @@ class Reactor:
         self._stopped = True
 
     def step(self, timeout_s: float | None = None) -> None:
-        """Wait for the next thing that is due, at most `timeout_s`, and do all that is due now. Descriptors come before timers: what
-        arrived while this process was stopped is seen before a deadline acts."""
+        """Wait for the next thing that is due, at most `timeout_s`, and do all that is due now. Descriptors come before
+        timers: what arrived while this process was stopped is seen before a deadline acts."""
         timers = self._timers
         while timers and timers[0][2].callback is None:
             heapq.heappop(timers)
@@ -732,7 +737,7 @@ class _Connection:
         self._take()
 
     def _take(self) -> None:
-        """Handle whole lines, as many as fit one step; the rest waits for the next, and nothing more is read till then."""
+        """Handle whole lines, as many as fit one step; the rest waits for the next, and nothing is read till then."""
         self._busy = False
         for _ in range(LINES_PER_STEP):
             if self.closed or self._closing:
@@ -774,8 +779,9 @@ class _Connection:
 class Supervisor:
     """One box's supervisor. Many can share a reactor. It owns the descriptors it is given and never waits for anything.
 
-    `frame_sock` is one end of a stream socket pair to the worker, `stdout_fd` and `stderr_fd` are the read ends of its pipes. `packages`
-    are the environment's, for `ready`. Whoever reaps the worker calls `ended`; `connect` hands over a harness's connection.
+    `frame_sock` is one end of a stream socket pair to the worker, `stdout_fd` and `stderr_fd` are the read ends of its
+    pipes. `packages` are the environment's, for `ready`. Whoever reaps the worker calls `ended`; `connect` hands over a
+    harness's connection.
     """
 
     def __init__(
@@ -867,7 +873,7 @@ class Supervisor:
                 self._run.sampled = time.monotonic()
 
     def ended(self, status: int, limit: str | None = None) -> None:
-        """The worker's process is gone: exit code, or minus the signal. `limit` names the bound that ended it, if one did."""
+        """The worker's process is gone: exit code, or minus the signal. `limit` names the bound that ended it."""
         if self._end is not None:
             return
         if status < 0:
@@ -1014,7 +1020,7 @@ class Supervisor:
         if run is None or frame.get("action") != run.action:
             return
         kind = "cancelled" if frame.get("reason") == "cancel" else "interrupted"
-        grace_s = min(float(grace), GRACE_MAX_S) if _positive(grace) else 0.0
+        grace_s = min(float(grace), GRACE_MAX_S) if isinstance(grace, (int, float)) else 0.0
         self._stop_run(run, _Stop(kind, None, f"the action was {kind}"), grace_s)
 
     def _on_ping(self, connection: _Connection, frame: dict[str, Any]) -> None:
@@ -1105,8 +1111,6 @@ class Supervisor:
             if line is None:
                 break
             self._from_worker(line)
-            if self._broken is not None or self._sock is None:
-                return
         else:
             self._busy = True
             self.reactor.call_soon(self._next_lines)
@@ -1283,13 +1287,13 @@ class Supervisor:
                 self.reactor.watch(pipe.fd, 0 if hold else READ, pipe.ready)
 
     def _relay(self, pipe: _Pipe) -> None:
-        """Read once. After a small piece the pipe rests for 2 ms, so that a million short lines do not become as many frames."""
+        """Read once. After a small piece the pipe rests: a million short lines do not become as many frames."""
         size = self._read_pipe(pipe, READ_BYTES)
         if pipe.fd < 0:
             return
-        if size < 4 * KIB and self._run is not None:
+        if size < PIPE_SMALL_BYTES and self._run is not None:
             self.reactor.watch(pipe.fd, 0, pipe.ready)
-            pipe.held = self.reactor.call_later(0.002, lambda: self._release(pipe))
+            pipe.held = self.reactor.call_later(PIPE_REST_S, lambda: self._release(pipe))
         elif self._run is None and self._idle_out >= IDLE_OUT_BYTES:
             self._watch_pipes()
 
@@ -1363,10 +1367,10 @@ class Supervisor:
     def _interval(self) -> float:
         run = self._run
         step = TICK_SAMPLED_S if self.hands.sampling else TICK_S
-        wall = self._limits.get("wall_s")
-        if run is None or wall is None or run.stop is not None:
+        wall_s = self._limits.get("wall_s")
+        if run is None or wall_s is None or run.stop is not None:
             return step
-        return max(0.001, min(step, wall - run.wall_s))
+        return max(0.001, min(step, float(wall_s) - run.wall_s))
 
     def _tick(self) -> None:
         run = self._run
@@ -1717,11 +1721,11 @@ class _Waiter:
 class Channel:
     """The worker's end of the frame stream, shared by all threads and event loops of the guest.
 
-    Who waits reads: one of the waiting threads leads, takes bytes off the socket and wakes whom they are for; a loop whose
-    coroutines wait reads when nobody leads. The main thread leads between actions. So nothing runs while nothing waits.
+    Who waits reads: one of the waiting threads leads, takes bytes off the socket and wakes whom they are for; a loop
+    whose coroutines wait reads when nobody leads. The main thread leads between actions. So no thread is needed for it.
 
-    KeyboardInterrupt may only be raised where no byte can be lost by it. `gate` says so for the main thread: open in guest code, shut
-    in here, wait around a system call that waits. Raising shuts it.
+    KeyboardInterrupt may only be raised where no byte can be lost by it. `gate` says so for the main thread: open in
+    guest code, shut in here, wait around a system call that waits. Raising shuts it.
     """
 
     def __init__(self, sock: socket.socket) -> None:
@@ -1824,8 +1828,8 @@ class Channel:
         return call
 
     def _flush(self, interruptible: bool) -> None:
-        """Send what is left, reading meanwhile if nobody else does: the supervisor takes no frame before its replies are read. When
-        interrupted the rest stays, and whoever sends next sends it first."""
+        """Send what is left, and read meanwhile if nobody else does: the supervisor takes no frame before its replies
+        are read. When interrupted the rest stays, and whoever sends next sends it first."""
         while self._out:
             try:
                 sent = self._sock.send(self._out, socket.MSG_DONTWAIT)
@@ -2049,7 +2053,7 @@ def _raised(error: Any) -> Exception:
         if isinstance(problem, (ToolError, LimitReached)):
             problem.args = (f"{problem.args[0]}\n  {hint}",)
         else:
-            problem.__notes__ = [hint]  # type: ignore[attr-defined]
+            problem.__notes__ = [hint]
     problem._farhand_tool = True  # type: ignore[attr-defined]
     return problem
 
@@ -2345,9 +2349,9 @@ _NO_NETWORK = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 
 
 def _chain(problem: BaseException | None) -> Iterator[BaseException]:
-    """An exception, its causes and contexts, and exceptions that wrappers of connections carry as an attribute or argument."""
+    """An exception, its causes and contexts, and those that wrappers of connections carry in attributes."""
     waiting: list[Any] = [problem]
-    seen = set()
+    seen: set[int] = set()
     while waiting and len(seen) < 50:
         found = waiting.pop()
         if not isinstance(found, BaseException) or id(found) in seen:
@@ -2419,15 +2423,20 @@ def error_of(problem: BaseException, tools: Sequence[str]) -> dict[str, Any]:
         _limit_met(error, "memory_bytes", "Work on less at a time; the variables are still there.")
     elif isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
         _limit_met(error, _full_disk(), "Remove files that are not needed any more.")
-    elif isinstance(problem, BlockingIOError) and problem.errno == errno.EAGAIN and "fork" in error["traceback"]:
-        _limit_met(error, "processes", "Start fewer processes and threads at a time.")
-    elif isinstance(problem, RuntimeError) and error["message"] == "can't start new thread":
+    elif _too_many(problem, error["message"], error["traceback"]):
         _limit_met(error, "processes", "Start fewer processes and threads at a time.")
     elif network_missing(problem):
         error["hint"] = _network_hint(tools)
     if error["hint"]:
         error["traceback"] += f"Hint: {error['hint']}\n"
     return error
+
+
+def _too_many(problem: BaseException, message: str, traceback: str) -> bool:
+    """Whether a process or thread could not be started because there are as many as there may be."""
+    if isinstance(problem, BlockingIOError):
+        return problem.errno == errno.EAGAIN and "fork" in traceback
+    return isinstance(problem, RuntimeError) and message == "can't start new thread"
 
 
 def _limit_met(error: dict[str, Any], limit: str, hint: str) -> None:
@@ -2535,7 +2544,7 @@ class Output:
             else:
                 sys.stderr = sys.__stderr__ = stream  # type: ignore[misc]
         if getattr(sys.stdin, "closed", True):
-            sys.stdin = sys.__stdin__ = open(os.devnull, encoding="utf-8")  # type: ignore[misc]
+            sys.stdin = sys.__stdin__ = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")  # type: ignore[misc]
 
 
 class Worker:
@@ -2586,8 +2595,8 @@ class Worker:
         self._inject({"final_answer": self._answered.final_answer, "display": self._answered.display})
 
     def _inject(self, names: dict[str, Any]) -> None:
-        """Put functions where all code of the box finds them, and assignments of guest code only hide them. A tool that has the
-        name of a built-in function goes into the namespace instead: libraries need the real one."""
+        """Put functions where all code of the box finds them, and assignments of guest code only hide them. A tool that
+        has the name of a built-in function goes into the namespace instead: libraries need the real one."""
         for name in self._injected:
             if getattr(builtins, name, None) is self._injected[name]:
                 delattr(builtins, name)
@@ -2785,7 +2794,8 @@ class Worker:
 
     def _names(self) -> list[str]:
         names = []
-        for name in self._main.__dict__:
+        space: dict[Any, Any] = self._main.__dict__
+        for name in space:
             if isinstance(name, str) and not name.startswith("_"):
                 names.append(_clean(name[:NAME_CHARS]))
                 if len(names) >= NAMES_KEPT:
@@ -2856,7 +2866,7 @@ def descendants(pid: int) -> list[int]:
 
 
 def end_tree(pid: int) -> None:
-    """SIGKILL to everything below `pid`, again until nothing new appears. First all are stopped, so that none can fork meanwhile."""
+    """SIGKILL to everything below `pid`, until nothing new appears. All are stopped first: none forks meanwhile."""
     for _ in range(20):
         found = descendants(pid)
         if not found:
@@ -3061,7 +3071,7 @@ class BoxServer:
 
 
 def serve_box(folder: str) -> None:
-    """Start the supervisor of the box in `folder` (box.json, workspace) detached from the caller, who reads its pid from stdout."""
+    """Start the supervisor of the box in `folder` (box.json, workspace), detached; its pid goes to stdout."""
     with open(os.path.join(folder, "box.json"), encoding="utf-8") as file:
         config = json.load(file)
     if os.fork():

@@ -1,13 +1,14 @@
 """Boxes without a wall: a supervisor and a worker as plain processes of this machine, for tests and trusted code.
 
-Guest code runs as the user, with the user's files and network in reach; only the environment is scrubbed. What the other
-providers do about time, memory, output and frames holds here too. A box outlives the harness: a small file in
+Guest code runs as the user, with the user's files and network in reach; only the environment is scrubbed. What the
+other providers do about time, memory, output and frames holds here too. A box outlives the harness: a small file in
 `$FARHAND_HOME/boxes` names it by its labels, and it ends itself when no harness asked for anything for an hour.
 """
 
 from __future__ import annotations
 
 import asyncio
+import builtins
 import json
 import os
 import secrets
@@ -68,7 +69,12 @@ class SubprocessSandbox:
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        record = {"id": f"sbx_{secrets.token_hex(8)}", "provider": self.name, "labels": labels, "pid": pid}
+        record: dict[str, Any] = {
+            "id": f"sbx_{secrets.token_hex(8)}",
+            "provider": self.name,
+            "labels": labels,
+            "pid": pid,
+        }
         record |= {"started": started, "folder": str(folder), "created": time.time()}
         self._write(record)
         return SubprocessBox(record, self._file(record["id"]))
@@ -89,10 +95,10 @@ class SubprocessSandbox:
                 return box
         raise SandboxLost(f"there is no box {box_id[:100]}")
 
-    async def list(self, labels: Mapping[str, str]) -> list[SubprocessBox]:
+    async def list(self, labels: Mapping[str, str]) -> builtins.list[SubprocessBox]:
         return await asyncio.to_thread(self._list, dict(labels))
 
-    def _list(self, labels: dict[str, str]) -> list[SubprocessBox]:
+    def _list(self, labels: dict[str, str]) -> builtins.list[SubprocessBox]:
         found = []
         for file in sorted(self._boxes.glob("sbx_*.json")):
             try:
@@ -135,7 +141,7 @@ class SubprocessBox:
 
     @property
     def alive(self) -> bool:
-        return _start_time(self._pid) == self._record["started"]
+        return bool(_start_time(self._pid) == self._record["started"])
 
     async def channel(self, after: int, generation: int) -> StreamFrames:
         try:
@@ -201,8 +207,7 @@ def _start(python: str, program: Path, folder: Path) -> int:
     try:
         done = subprocess.run(
             [python, "-I", "-S", str(program), "supervisor", str(folder)],
-            env=environ, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            timeout=BOX_START_S, check=False,
+            env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOX_START_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
         raise SandboxUnavailable(f"a box could not be started with {python}: {error}") from error
@@ -212,7 +217,7 @@ def _start(python: str, program: Path, folder: Path) -> int:
 
 
 def _start_time(pid: int) -> str | None:
-    """When a process began, in ticks since the machine's start; None when it is gone. With the pid it names a process."""
+    """When a process began, in ticks since the machine's start; None when it is gone. With the pid it is a name."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):

@@ -99,11 +99,15 @@ class JailHands:
     def suspend(self) -> None:
         if self._gone:
             return
-        if self._group is not None and self._group.can_freeze:
-            self._group.freeze()
-        else:
-            watch.suspend(self._handles.init_pid)
         self._frozen = True
+        try:
+            if self._group is not None and self._group.can_freeze:
+                self._group.freeze()
+            else:
+                watch.suspend(self._handles.init_pid)
+        except BaseException:
+            self.resume()
+            raise
 
     def resume(self) -> None:
         if self._gone or not self._frozen:

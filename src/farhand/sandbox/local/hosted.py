@@ -109,6 +109,13 @@ class HostedBox:
     def describe(self) -> dict[str, Any]:
         return {"id": self.id, "labels": dict(self.labels), "ended": self.ended, "suspended": self.supervisor.suspended}
 
+    def suspend(self) -> None:
+        try:
+            self.supervisor.suspend()
+        except BaseException:
+            self.supervisor.suspended = False
+            raise
+
     def destroy(self, done: Callable[[], None] = lambda: None) -> None:
         """End every process and let go of disk and memory; `done` once nothing is left."""
         self._waiting.append(done)

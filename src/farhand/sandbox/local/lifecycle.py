@@ -34,6 +34,7 @@ POOL_BOXES = 2
 START_S = 20.0
 STARTING_POLL_S = 0.01
 SOCKET_PATH_BYTES = 107
+BACKLOG = 1024
 LOG_BYTES = 256 * 1024
 """Of the host's log; a host that finds a longer one starts it anew."""
 
@@ -138,7 +139,7 @@ def _bind(path: Path) -> socket.socket:
     try:
         listening.bind(str(path))
         path.chmod(0o600)
-        listening.listen(128)
+        listening.listen(BACKLOG)
     except BaseException:
         listening.close()
         raise
@@ -161,7 +162,7 @@ def forget(path: Path, lock: IO[str]) -> None:
 
 
 def find(home: Path) -> socket.socket | None:
-    """A connection to the host of `home`, if one runs. Does not wait."""
+    """A connection to the host of `home`, if one runs. Does not wait: BlockingIOError when it has too many to answer first."""
     try:
         told = json.loads(lock_file(home).read_text())
         path = Path(told["socket"])
@@ -171,7 +172,6 @@ def find(home: Path) -> socket.socket | None:
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)
     try:
-        # A full queue of connections shows as BlockingIOError: then the host is there, and busy.
         sock.connect(str(path))
         if peer_uid(sock) != os.geteuid():
             raise SandboxUnavailable(f"the host at {path} belongs to another user")
@@ -195,7 +195,7 @@ def start(home: Path, options: Options = Options()) -> socket.socket:
     deadline = time.monotonic() + START_S
     with open(run_folder(home) / f"host-v{VERSION}.start", "w") as turn:
         while True:
-            found = find(home)
+            found = _find(home)
             if found is not None:
                 return found
             if time.monotonic() > deadline:
@@ -209,13 +209,20 @@ def start(home: Path, options: Options = Options()) -> socket.socket:
                 time.sleep(STARTING_POLL_S)
                 continue
             try:
-                found = find(home)
+                found = _find(home)
                 if found is not None:
                     return found
                 if not _spawn(home, options, deadline - time.monotonic()):
                     time.sleep(STARTING_POLL_S)
             finally:
                 fcntl.flock(turn, fcntl.LOCK_UN)
+
+
+def _find(home: Path) -> socket.socket | None:
+    try:
+        return find(home)
+    except BlockingIOError:
+        return None
 
 
 def _spawn(home: Path, options: Options, timeout_s: float) -> bool:
@@ -270,3 +277,16 @@ def _last_words(home: Path) -> str:
     except OSError:
         return ""
     return f": {lines[-1][:500]}" if lines else ""
+
+
+def await_end(home: Path, timeout_s: float = START_S) -> None:
+    """Returns when no host holds the lock of `home`; SandboxUnavailable when one still does after the time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        lock = hold(home)
+        if lock is not None:
+            lock.close()
+            return
+        if time.monotonic() > deadline:
+            raise SandboxUnavailable(f"the host of {home} does not end", hint=f"See {log_file(home)}.")
+        time.sleep(STARTING_POLL_S)

@@ -130,6 +130,11 @@ class Pool:
         pooled = len(self._ready) + len(self._leaving)
         return bool(self._wanted) or sum(line.boxes + len(line.orders) for line in lines) > pooled
 
+    @property
+    def holds(self) -> bool:
+        """Whether any box of this environment has processes left."""
+        return any(line.boxes for line in [*self._retired, *([self._line] if self._line else [])])
+
     def describe(self) -> dict[str, object]:
         line = self._line
         return {
@@ -163,13 +168,13 @@ class Pool:
         """End the zygotes, and with them every box."""
         self._closed = True
         error = SandboxError("the host is being stopped")
-        for line in [*self._retired, *([self._line] if self._line else [])]:
+        lines = [*self._retired, *([self._line] if self._line else [])]
+        for line in lines:
             self._reactor.watch(line.zygote.fileno(), 0, self._ignore)
-            for order in line.orders.values():
-                self._fail(order, error)
             line.zygote.close()
-        while self._wanted:
-            self._fail(self._wanted.popleft(), error)
+        for order in [*self._wanted, *(order for line in lines for order in line.orders.values())]:
+            self._fail(order, error)
+        self._wanted.clear()
         self._line, self._retired = None, []
 
     def drop_ready(self) -> None:

@@ -36,7 +36,7 @@ _ERRORS = {
     error.code: error
     for error in (EnvironmentFailed, Fenced, ProtocolViolation, SandboxError, SandboxLost, SandboxUnavailable, UsageError)
 }
-_LIMITS = ("memory_bytes", "processes", "disk_bytes", "disk_files")
+LIMITS = ("memory_bytes", "processes", "disk_bytes", "disk_files")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Request:
 
 def spec_of(limits: Limits) -> BoxSpec:
     """The bounds of a box that are set when it is made."""
-    return BoxSpec(**{name: int(getattr(limits, name)) for name in _LIMITS})
+    return BoxSpec(**{name: int(getattr(limits, name)) for name in LIMITS})
 
 
 def dump(message: dict[str, Any]) -> bytes:
@@ -121,7 +121,7 @@ def parse(line: bytes) -> Request:
 def _create(operation: str, found: dict[str, Any]) -> Request:
     numbers = {}
     limits = _object(found.get("limits"), "limits")
-    for name in _LIMITS:
+    for name in LIMITS:
         number = limits.get(name)
         if type(number) is not int or not 0 < number < 1 << 50:
             raise ProtocolViolation(f"limits.{name} is no number above 0")
