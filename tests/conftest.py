@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
 import pytest
 
 from farhand.home import farhand_home
+from farhand.sandbox.port import Sandbox
+from farhand.sandbox.subprocess import SubprocessSandbox
 
 _HOME = pytest.StashKey[Path]()
 
@@ -71,3 +75,19 @@ def anyio_backend() -> str:
 def home(request: pytest.FixtureRequest) -> Path:
     """FARHAND_HOME of the suite."""
     return request.config.stash[_HOME]
+
+
+@pytest.fixture(params=["subprocess"])
+def sandbox(request: pytest.FixtureRequest, home: Path) -> Iterator[Sandbox]:
+    """Each provider of boxes that this machine can run. No box of it is left when the test is over."""
+    sandbox = SubprocessSandbox(home)
+    yield sandbox
+    left = asyncio.run(_left(sandbox))
+    assert not left, f"boxes that the test left: {left}"
+
+
+async def _left(sandbox: Sandbox) -> list[str]:
+    boxes = await sandbox.list({})
+    for box in boxes:
+        await box.destroy()
+    return [box.id for box in boxes]

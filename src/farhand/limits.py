@@ -46,6 +46,8 @@ CALLS_WAITING = 1000
 FRAMES_UNREAD_BYTES = 16 * MIB
 """Of frames from a box that nobody has taken yet; a box that keeps the spool's bound stays far below."""
 BOX_START_S = 30.0
+BOX_END_S = 2.0
+"""How long `destroy` waits for killed processes to be gone."""
 LISTED_FILES = 100_000
 COPY_LEFT_OUT = 200
 """Files that are not copied, named one by one."""

@@ -1,4 +1,5 @@
-"""Boxes of the jail as root and as an ordinary user. Each test that takes `jail` runs as both, where both can be had."""
+"""Boxes of the jail as root and as an ordinary user. Each test that takes `jail` runs as both, where both can be
+had."""
 
 from __future__ import annotations
 

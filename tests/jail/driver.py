@@ -56,6 +56,11 @@ class Driver:
         self.watches[number] = watch.Watch(handles.init_pid, box.memory_bytes, handles.scratch)
         return {"box": number, "init": handles.init_pid, "worker": handles.worker_pid}
 
+    def create_in(self, zygote: int, group: str) -> None:
+        """With any file as its control group."""
+        with open(group, "wb", 0) as file:
+            self.zygotes[zygote].create(BoxSpec(), [file.fileno()])
+
     def create_many(self, zygote: int, count: int) -> list[int]:
         """All asked for at once, taken as they come."""
         link = self.zygotes[zygote]
@@ -209,6 +214,7 @@ class Driver:
         """A box in a control group, used and removed. None where none can be made."""
         groups = cgroup.Cgroups.open()
         if groups is None:
+            assert not cgroup.Cgroups.usable()
             return None
         box = BoxSpec(**spec)
         group = groups.create("trial", box.memory_bytes, box.disk_bytes, box.processes)
@@ -243,7 +249,7 @@ class Driver:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     driver = Driver()
     for line in sys.stdin:

@@ -1,4 +1,5 @@
-"""A worker for tests of the jail alone: a line of JSON with code comes in, a line with its `result` or its error goes out.
+"""A worker for tests of the jail alone: a line of JSON with code comes in, a line with its `result` or its error goes
+out.
 
 Its source is given to the zygote. Code runs as `__main__`, its names live on.
 """

@@ -103,6 +103,20 @@ class Page:
         self.block(pieces, margin)
         self.end_line()
 
+    def row(self, head: Piece, *pieces: Piece) -> None:
+        """A line with a head; what does not fit goes on below the pieces."""
+        self.end_line()
+        self._put(*head)
+        self.block(pieces, (" " * cell_len(head[0]), None))
+        self.end_line()
+
+    def path(self, text: str, *before: Piece) -> None:
+        """A path on a line of its own, not cut: the terminal's own wrapping leaves it whole for who copies it."""
+        self.end_line()
+        for piece in (*before, (text, None)):
+            self._put(*piece)
+        self.end_line()
+
     def begin_again(self) -> None:
         """The unfinished line is replaced by what comes next (a progress bar)."""
         self._say_word(None)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from farhand import event as ev
 from farhand.cli.page import Highlighter, Page, Piece
 from farhand.cli.speech import CODE, END, Speech
-from farhand.cli.tally import answer_text, number, seconds_text, size_text
+from farhand.cli.tally import answer_text, hidden, number, seconds_text, short_path, size_text
 from farhand.cli.terminal import GuestStream, one_line, sanitise
 from farhand.event import Event
 
@@ -82,7 +82,9 @@ class Renderer:
     def note(self, text: str) -> None:
         """A quiet line of ours."""
         self._close_output()
-        self.page.line((sanitise(text), "yellow"))
+        self.page.end_line()
+        self.page.prose(sanitise(text), "yellow")
+        self.page.end_line()
 
     def finish(self) -> None:
         self._close_speech()
@@ -217,7 +219,7 @@ class Renderer:
         for kind in kinds:
             path = self._save(kind, bundle[kind])
             if path is not None:
-                self.page.line(("  ", None), (f"[{one_line(kind, 40)}] ", "cyan"), (sanitise(str(path)), "cyan"))
+                self.page.path(short_path(path), (f"  [{one_line(kind, 40)}] ", "cyan"))
                 return
         plain = _text(bundle.get("text/plain"))
         if plain:
@@ -273,14 +275,15 @@ class Renderer:
             self.page.line((hint, "red"), margin=("  ", None))
 
     def _changed(self, files: Sequence[Any]) -> None:
-        for entry in list(files)[:10]:
-            if isinstance(entry, Mapping):
-                sign = "-" if entry.get("removed") else "+"
-                size = "" if entry.get("removed") else f"  {size_text(entry.get('size'))}"
-                name = one_line(_text(entry.get("path")), max(self.page.width - 20, 20))
-                self.page.line((f"  {sign} {name}{size}", "dim"))
-        if len(files) > 10:
-            self._aside(f"and {len(files) - 10} more files")
+        named = [entry for entry in files if isinstance(entry, Mapping) and not hidden(_text(entry.get("path")))]
+        for entry in named[:10]:
+            sign = "-" if entry.get("removed") else "+"
+            size = "" if entry.get("removed") else f"  {size_text(entry.get('size'))}"
+            name = one_line(_text(entry.get("path")), max(self.page.width - 20, 20))
+            self.page.line((f"  {sign} {name}{size}", "dim"))
+        more = len(files) - min(len(named), 10)
+        if more:
+            self.page.line((f"  and {more} more", "dim"))
 
     def _aside(self, text: str) -> None:
         self._close_output()

@@ -6,11 +6,11 @@ import asyncio
 import os
 import signal
 import sys
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Protocol
 
 from farhand import event as ev
 from farhand.cli.exits import FAILED, INTERRUPTED, LIMIT, OK, leave_quietly, say
@@ -26,7 +26,7 @@ from farhand.model.port import ReasoningDelta, TextDelta
 from farhand.sandbox.environment import build
 
 if TYPE_CHECKING:
-    from farhand.agent import CodeAgent, Streamed
+    from farhand.agent import CodeAgent
 
 TASK_CHARS = 1_000_000
 
@@ -217,8 +217,7 @@ class Turn:
             await self._agent.aclose()
 
     async def _follow(self) -> None:
-        stream = cast("AsyncGenerator[Streamed, None]", self._agent.stream(self._task))
-        async with aclosing(stream):
+        async with aclosing(self._agent.stream(self._task)) as stream:
             async for item in stream:
                 if isinstance(item, Event):
                     self._begun = True

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from farhand.cli.delivery import Delivered
 from farhand.cli.page import Page, Piece
-from farhand.cli.tally import Tally, seconds_text, size_text
+from farhand.cli.tally import Tally, hidden, seconds_text, short_path, size_text
 from farhand.cli.terminal import one_line, sanitise
 
 FILES_SHOWN = 20
@@ -19,13 +19,15 @@ def write_summary(page: Page, tally: Tally, home: Path, delivered: Sequence[Deli
     page.gap()
     where = {one.path: one for one in delivered}
     if tally.files:
-        _row(page, "files", (str(home / "sessions" / tally.session_id / "files"), None))
-        for path, size in list(tally.files.items())[:FILES_SHOWN]:
+        page.path(short_path(home / "sessions" / tally.session_id / "files"), ("files    ", "dim"))
+        named = {path: size for path, size in tally.files.items() if not hidden(path)}
+        for path, size in list(named.items())[:FILES_SHOWN]:
             one = where.get(path)
             went, style = (f"  {one.text()}", "green" if one.target else "yellow") if one else ("", "")
             _row(page, "", (one_line(path, 60), None), (f"  {size_text(size)}", "dim"), (sanitise(went), style))
-        if len(tally.files) > FILES_SHOWN:
-            _row(page, "", (f"and {len(tally.files) - FILES_SHOWN} more", "dim"))
+        more = len(tally.files) - min(len(named), FILES_SHOWN)
+        if more:
+            _row(page, "", (f"and {more} more", "dim"))
     steps = f"{tally.steps} step" + ("" if tally.steps == 1 else "s")
     tokens = f"{tally.input_tokens:,} tokens in, {tally.output_tokens:,} out"
     _row(page, "cost", (f"{tokens} · {steps} · {seconds_text(tally.seconds)}", None))
@@ -33,5 +35,4 @@ def write_summary(page: Page, tally: Tally, home: Path, delivered: Sequence[Deli
 
 
 def _row(page: Page, name: str, *pieces: Piece) -> None:
-    page.line(*pieces, margin=(f"{name:<9}", "dim"))
-    # The margin of a wrapped line repeats the name; names are short and lines rarely wrap.
+    page.row((f"{name:<9}", "dim"), *pieces)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from farhand import event as ev
@@ -75,6 +76,19 @@ def size_text(size: Any) -> str:
             return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
         size /= 1000
     return f"{size:.1f} GB"
+
+
+def hidden(path: str) -> bool:
+    """Caches and settings that programs leave behind: no result that a person looks for."""
+    return path.startswith(".") or "/." in path
+
+
+def short_path(path: Path) -> str:
+    """The path with `~` for the person's own folder."""
+    try:
+        return str(Path("~") / path.relative_to(Path.home()))
+    except (ValueError, RuntimeError):
+        return str(path)
 
 
 def number(value: Any) -> float:

@@ -2867,13 +2867,15 @@ def descendants(pid: int) -> list[int]:
 
 def end_tree(pid: int) -> None:
     """SIGKILL to everything below `pid`, until nothing new appears. All are stopped first: none forks meanwhile."""
+    ended: set[int] = set()
     for _ in range(20):
-        found = descendants(pid)
+        found = [each for each in descendants(pid) if each not in ended]
         if not found:
             return
         for number in (signal.SIGSTOP, signal.SIGKILL):
             for each in found:
                 _send_signal(each, number)
+        ended.update(found)
 
 
 def _send_signal(pid: int, number: int) -> None:

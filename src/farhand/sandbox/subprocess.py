@@ -12,19 +12,21 @@ import builtins
 import json
 import os
 import secrets
+import select
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from farhand.errors import SandboxLost, SandboxUnavailable
 from farhand.home import farhand_home
-from farhand.limits import BOX_START_S, FRAME_BYTES, Limits
+from farhand.limits import BOX_END_S, BOX_START_S, FRAME_BYTES, Limits
 from farhand.sandbox import port
 from farhand.sandbox.environment import Environment, build
 from farhand.sandbox.program import program_text
@@ -173,11 +175,11 @@ class SubprocessBox:
     def _destroy(self) -> None:
         if self.alive:
             _signal(self._pid, signal.SIGSTOP)  # it would reap what is killed, and start nothing new
-            sessions = {self._pid, *descendants(self._pid)}
-            end_tree(self._pid)
-            _signal(self._pid, signal.SIGKILL)
-            _end_sessions(sessions)
-            _await_end(self._pid, self._record["started"])
+            below = descendants(self._pid)
+            with _awaited([self._pid, *below]):
+                end_tree(self._pid)
+                _signal(self._pid, signal.SIGKILL)
+                _end_sessions({self._pid, *below})
         self.sweep()
 
     def sweep(self) -> None:
@@ -244,17 +246,22 @@ def _end_sessions(sessions: set[int]) -> None:
                 _signal(int(entry), signal.SIGKILL)
 
 
-def _await_end(pid: int, started: str) -> None:
+@contextmanager
+def _awaited(pids: Sequence[int]) -> Iterator[None]:
+    """Leaves only when the processes have ended, or BOX_END_S after they were told to."""
+    descriptors = []
+    for pid in pids:
+        try:
+            descriptors.append(os.pidfd_open(pid))
+        except OSError:
+            continue  # it is gone
     try:
-        fd = os.pidfd_open(pid)
-    except OSError:
-        return
-    try:
-        if _start_time(pid) == started:
-            import select
-
+        yield
+        deadline = time.monotonic() + BOX_END_S
+        for fd in descriptors:
             poll = select.poll()
             poll.register(fd, select.POLLIN)
-            poll.poll(2000)
+            poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
     finally:
-        os.close(fd)
+        for fd in descriptors:
+            os.close(fd)

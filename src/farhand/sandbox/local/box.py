@@ -12,6 +12,7 @@ import json
 import os
 import random
 import resource
+import signal
 import socket
 import struct
 import sys
@@ -33,9 +34,15 @@ _OWN_NAMESPACES = syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEW
 class Order:
     """A checked request for a box."""
 
-    FIELDS = (
-        "memory_bytes", "thread_bytes", "processes", "disk_bytes", "disk_files", "file_descriptors",
-    )  # fmt: skip
+    LEAST = {  # noqa: RUF012
+        "memory_bytes": 1 << 20,
+        "thread_bytes": 1,
+        "processes": 1,
+        "disk_bytes": 4096,
+        "disk_files": 1,
+        "file_descriptors": 16,
+    }
+    MOST = 1 << 50
 
     def __init__(self, token: int, limits: dict[str, int], groups: list[int]) -> None:
         self.token = token
@@ -48,11 +55,11 @@ class Order:
         token, limits = request.get("token"), request.get("limits")
         if not isinstance(token, int) or not isinstance(limits, dict):
             raise ValueError("create needs a token and limits")
-        for name in cls.FIELDS:
+        for name, least in cls.LEAST.items():
             value = limits.get(name)
-            if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 1 << 50:
-                raise ValueError(f"create needs the limit {name}, a number above 0")
-        return cls(token, {name: limits[name] for name in cls.FIELDS}, groups)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= cls.MOST:
+                raise ValueError(f"create needs the limit {name}, a whole number from {least} on")
+        return cls(token, {name: limits[name] for name in cls.LEAST}, groups)
 
 
 class Birth:
@@ -196,6 +203,7 @@ def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
         syscall.lock_privileges()
         syscall.perform(birth.worker_gives_up)
         step = "program"
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir("/workspace")
         reseed()
         birth.answer(ends, {"token": order.token, "ok": True}, [*pidfds, *ends.outer(), *folders])

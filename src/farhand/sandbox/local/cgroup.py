@@ -86,6 +86,8 @@ class BoxCgroup:
     def __init__(self, box: str, hierarchies: list[Hierarchy]) -> None:
         self.box = box
         self._hierarchies = hierarchies
+        self._by_controller = {name: each for each in reversed(hierarchies) for name in each.controllers}
+        self._open: dict[str, int] = {}
 
     def make(self, memory_bytes: int, processes: int) -> None:
         for hierarchy in self._hierarchies:
@@ -117,24 +119,30 @@ class BoxCgroup:
         if hierarchy is None:
             return None
         if hierarchy.unified:
-            return _number(hierarchy.folder / "cpu.stat", "usage_usec") / 1e6
-        return int((hierarchy.folder / "cpuacct.usage").read_text()) / 1e9
+            return _number(self._read(hierarchy, "cpu.stat"), "usage_usec") / 1e6
+        return int(self._read(hierarchy, "cpuacct.usage")) / 1e9
 
     def memory_bytes(self) -> int | None:
         """Memory and disk together, as the kernel counts them."""
         hierarchy = self._with("memory")
         if hierarchy is None:
             return None
-        return int(
-            (hierarchy.folder / ("memory.current" if hierarchy.unified else "memory.usage_in_bytes")).read_text()
-        )
+        return int(self._read(hierarchy, "memory.current" if hierarchy.unified else "memory.usage_in_bytes"))
 
     def oom_kills(self) -> int:
         """How many processes the kernel has ended because the group was full."""
         hierarchy = self._with("memory")
         if hierarchy is None:
             return 0
-        return _number(hierarchy.folder / ("memory.events" if hierarchy.unified else "memory.oom_control"), "oom_kill")
+        return _number(self._read(hierarchy, "memory.events" if hierarchy.unified else "memory.oom_control"), "oom_kill")
+
+    def _read(self, hierarchy: Hierarchy, name: str) -> str:
+        """By a descriptor that is kept: two counters are read for every action."""
+        path = f"{hierarchy.folder}/{name}"
+        descriptor = self._open.get(path)
+        if descriptor is None:
+            descriptor = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        return os.pread(descriptor, 4096, 0).decode("ascii")
 
     def freeze(self) -> None:
         """Returns when every process of the box stands still."""
@@ -150,18 +158,21 @@ class BoxCgroup:
             raise SandboxError("no control group can freeze boxes here")
         (hierarchy.folder / "cgroup.freeze").write_text("1" if frozen else "0")
         deadline = time.monotonic() + FREEZE_S
-        while (_number(hierarchy.folder / "cgroup.events", "frozen") == 1) != frozen:
+        while (_number(self._read(hierarchy, "cgroup.events"), "frozen") == 1) != frozen:
             if time.monotonic() > deadline:
                 raise SandboxError(f"the box did not {'freeze' if frozen else 'thaw'} within {FREEZE_S} s")
             time.sleep(0.0001)
 
     def remove(self) -> bool:
         """True when nothing is left. The box must be dead: its group empties a moment after."""
+        for descriptor in self._open.values():
+            os.close(descriptor)
+        self._open.clear()
         removed = [_remove(hierarchy.folder, REMOVE_S) for hierarchy in self._hierarchies]
         return all(removed)
 
     def _with(self, controller: str) -> Hierarchy | None:
-        return next((each for each in self._hierarchies if controller in each.controllers), None)
+        return self._by_controller.get(controller)
 
 
 def _limits(hierarchy: Hierarchy, memory_bytes: int, processes: int) -> list[tuple[str, str]]:
@@ -295,5 +306,5 @@ def _started(pid: int) -> int:
         return 0
 
 
-def _number(path: Path, name: str) -> int:
-    return next((int(line.split()[1]) for line in path.read_text().splitlines() if line.startswith(name + " ")), 0)
+def _number(text: str, name: str) -> int:
+    return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(name + " ")), 0)

@@ -159,7 +159,8 @@ class Zygote:
         sys.argv = [""]
         threading.stack_size(self._plan["thread_stack_bytes"])
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        # Init keeps it so: as pid 1 it hears nothing from its box that it does not handle, but Python handles this one.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         loaded, failed = [], {}
         for name in self._plan["preload"]:
             # The host reads the last one when an import kills or hangs the zygote.
@@ -186,11 +187,12 @@ class Zygote:
         """Never returns, and no request ends it but `exit`."""
         self._epoll.register(self._link.fileno(), select.EPOLLIN)
         while True:
-            for descriptor, _ in self._epoll.poll(self._patience()):
-                if descriptor == self._link.fileno():
-                    self._read_request()
-                elif descriptor in self._children:
-                    self._bury(self._children[descriptor])
+            ready = {descriptor for descriptor, _ in self._epoll.poll(self._patience())}
+            # The dead first, so that what they held is free for the request.
+            for descriptor in ready & self._children.keys():
+                self._bury(self._children[descriptor])
+            if self._link.fileno() in ready:
+                self._read_request()
             self._look_after_births()
 
     def _patience(self) -> float:

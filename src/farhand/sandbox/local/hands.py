@@ -59,12 +59,8 @@ class JailHands:
             pass
 
     def kill(self) -> None:
-        """A frozen process dies only once it is thawed (version 1 groups)."""
-        if self._gone:
-            return
-        self._handles.kill()
-        if self._frozen:
-            self.resume()
+        if not self._gone:
+            self._handles.kill()
 
     def usage(self) -> Usage | None:
         if self._gone:
