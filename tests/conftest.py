@@ -24,7 +24,8 @@ hypothesis.settings.load_profile("farhand")
 
 def pytest_configure(config: pytest.Config) -> None:
     # A unix socket's path has room for 107 bytes: this folder's name stays short, wherever TMPDIR points.
-    home = Path(tempfile.mkdtemp(prefix="fh-", dir="/tmp"))
+    place = tempfile.gettempdir()
+    home = Path(tempfile.mkdtemp(prefix="fh-", dir=place if len(place) <= 40 else "/tmp"))
     real = farhand_home()
     for name in ("environments", "models"):
         (real / name).mkdir(exist_ok=True)
@@ -77,10 +78,24 @@ def home(request: pytest.FixtureRequest) -> Path:
     return request.config.stash[_HOME]
 
 
-@pytest.fixture(params=["subprocess"])
+@pytest.fixture(scope="session")
+def local(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """The local jail; its host ends with the tests."""
+    from farhand.sandbox.local.probe import probe
+    from farhand.sandbox.local.sandbox import LocalSandbox
+
+    missing = probe().missing
+    if missing:
+        pytest.skip(f"no jail can stand here: {missing[0].name}: {missing[0].detail}")
+    sandbox = LocalSandbox(request.config.stash[_HOME])
+    yield sandbox
+    asyncio.run(sandbox.stop(force=True))
+
+
+@pytest.fixture(params=["subprocess", pytest.param("local", marks=pytest.mark.jail)])
 def sandbox(request: pytest.FixtureRequest, home: Path) -> Iterator[Sandbox]:
     """Each provider of boxes that this machine can run. No box of it is left when the test is over."""
-    sandbox = SubprocessSandbox(home)
+    sandbox: Sandbox = SubprocessSandbox(home) if request.param == "subprocess" else request.getfixturevalue("local")
     yield sandbox
     left = asyncio.run(_left(sandbox))
     assert not left, f"boxes that the test left: {left}"

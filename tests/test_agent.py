@@ -74,7 +74,10 @@ def types(events: tuple[Event, ...]) -> list[str]:
 
 
 def test_an_answer_with_its_events_usage_files_and_session(agents: Any) -> None:
-    script = ["Let me see.\n" + code("open('a.txt', 'w').write('x')\nprint('hello')\n6 * 7").text, code("final_answer({1, 2})")]
+    script = [
+        "Let me see.\n" + code("open('a.txt', 'w').write('x')\nprint('hello')\n6 * 7").text,
+        code("final_answer({1, 2})"),
+    ]
     result = agents(ScriptedModel(script)).run("Go.")
     assert result.answer == {1, 2}
     assert [path.read_text() for path in result.files] == ["x"]
@@ -177,7 +180,8 @@ def test_a_hanging_tool_ends_with_its_time(agents: Any) -> None:
         never.wait(30)
 
     result = agents(
-        ScriptedModel([code("try:\n    hangs()\nexcept ToolTimedOut as error:\n    final_answer(str(error))")]), tools=[hangs]
+        ScriptedModel([code("try:\n    hangs()\nexcept ToolTimedOut as error:\n    final_answer(str(error))")]),
+        tools=[hangs],
     ).run("Go.")
     never.set()
     assert "0.2 s" in result.answer
@@ -193,7 +197,9 @@ def test_replies_without_code_fail_the_turn_with_the_reason(agents: Any) -> None
 
 
 def test_an_error_after_final_answer_drops_the_answer(agents: Any) -> None:
-    model = ScriptedModel([code("final_answer(1)\n1/0"), code("try:\n    final_answer(2)\nexcept BaseException:\n    pass")])
+    model = ScriptedModel(
+        [code("final_answer(1)\n1/0"), code("try:\n    final_answer(2)\nexcept BaseException:\n    pass")]
+    )
     assert agents(model).run("Go.").answer == 2
     assert "the answer was not taken" in model.requests[1].messages[-1].text
 

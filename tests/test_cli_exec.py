@@ -2,16 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from farhand.sandbox.subprocess import SubprocessSandbox
 from pseudo_terminal import PseudoTerminal
 
 FARHAND = [sys.executable, "-m", "farhand.cli.main"]
+
+
+@pytest.fixture(autouse=True)
+def _no_box_is_left(home: Path) -> Iterator[None]:
+    async def left() -> int:
+        return len(await SubprocessSandbox(home).list({}))
+
+    yield
+    assert asyncio.run(left()) == 0
 
 
 def execute(source: str | None, *arguments: str, file: str = "-") -> subprocess.CompletedProcess[str]:
@@ -158,6 +171,21 @@ def test_ctrl_c_stops_the_program(tmp_path: Path) -> None:
         terminal.press_ctrl_c()
         assert terminal.finish() == 130
     assert "Traceback" not in terminal.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_kill_and_a_closed_terminal_leave_no_box(number: int) -> None:
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", "-"]
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as program:
+        assert program.stdin is not None
+        assert program.stdout is not None
+        program.stdin.write("print('begun', flush=True)\nwhile True: pass")
+        program.stdin.close()
+        assert program.stdout.readline() == "begun\n"
+        program.send_signal(number)
+        assert program.wait(60) == 130
 
 
 def test_output_that_the_locale_cannot_write_is_escaped() -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chat_server import serving
+from farhand.sandbox.subprocess import SubprocessSandbox
 from pseudo_terminal import PseudoTerminal
 
 FARHAND = [sys.executable, "-m", "farhand.cli.main"]
@@ -35,10 +39,21 @@ def on_terminal(home: Path, cwd: Path, model: str, *arguments: str, columns: int
 
 
 @pytest.fixture
-def own_home(tmp_path: Path) -> Path:
+def own_home(tmp_path: Path) -> Iterator[Path]:
+    """A record of its own. No box of it may be left."""
     folder = tmp_path / "home"
     folder.mkdir()
-    return folder
+    yield folder
+    assert asyncio.run(destroy_boxes(folder)) == 0
+
+
+async def destroy_boxes(home: Path) -> int:
+    """How many boxes there were."""
+    sandbox = SubprocessSandbox(home)
+    boxes = await sandbox.list({})
+    for box in boxes:
+        await box.destroy()
+    return len(boxes)
 
 
 @pytest.fixture
@@ -66,7 +81,8 @@ def test_json_prints_every_event_on_a_line(own_home: Path) -> None:
         done = run_piped(own_home, server.model, "--json", "How many r?")
     events = [json.loads(line) for line in done.stdout.splitlines()]
     assert done.returncode == 0
-    assert [event["seq"] for event in events] == list(range(events[0]["seq"], events[0]["seq"] + len(events)))
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    assert events[0]["data"]["agent"] == f"farhand run --model {server.model} --sandbox subprocess"
     types = [event["type"] for event in events]
     for expected in ("message.received", "model.replied", "action.started", "action.finished", "turn.answered"):
         assert expected in types
@@ -201,6 +217,22 @@ def test_ctrl_c_while_the_model_thinks(own_home: Path, here: Path) -> None:
     assert "Traceback" not in terminal.text
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_kill_and_a_closed_terminal_leave_no_box(number: int, own_home: Path) -> None:
+    command = [*FARHAND, "run", "--sandbox", "subprocess", "--json", "--model"]
+    with (
+        serving("```python\nwhile True: pass\n```") as server,
+        subprocess.Popen(
+            [*command, server.model, "go"], env=environ(own_home), stdout=subprocess.PIPE, text=True
+        ) as it,
+    ):
+        assert it.stdout is not None
+        for line in it.stdout:
+            if json.loads(line)["type"] == "action.started":
+                it.send_signal(number)
+        assert it.wait(60) == 130
+
+
 def test_a_second_ctrl_c_leaves_at_once(own_home: Path, here: Path) -> None:
     tools = here / "tools.py"
     tools.write_text("import time\ndef hang() -> int:\n    time.sleep(600)\n    return 1\nTOOLS = {'hang': hang}\n")
@@ -211,3 +243,4 @@ def test_a_second_ctrl_c_leaves_at_once(own_home: Path, here: Path) -> None:
         terminal.press_ctrl_c()
         terminal.press_ctrl_c()
         assert terminal.finish() == 130
+    assert asyncio.run(destroy_boxes(own_home)) <= 1

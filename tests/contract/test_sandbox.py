@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from driving import PATIENCE_S, SMALL, act, opened, running, still_works
 from farhand.errors import Fenced, SandboxLost
 from farhand.sandbox.environment import BARE
 from farhand.sandbox.hand import AlreadyRun, Hand
 from farhand.sandbox.port import REATTACH, SUSPEND, Sandbox
-from driving import PATIENCE_S, SMALL, act, opened, running, still_works
 
 pytestmark = pytest.mark.anyio
 

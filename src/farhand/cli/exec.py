@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farhand import registry
+from farhand.cli.exits import INTERRUPTED, on_stop
 from farhand.cli.progress import Progress
 from farhand.cli.terminal import Output, open_streams
 from farhand.cli.toolfile import load_tools
@@ -73,6 +74,9 @@ def limits_of(program: Program) -> Limits:
 
 async def _run(sandbox: Sandbox, source: str, tools: Sequence[Tool], limits: Limits) -> int:
     screen = Screen()
+    main = asyncio.current_task()
+    assert main is not None
+    on_stop(main.cancel)
     try:
         result = await run_cells(
             sandbox,
@@ -83,6 +87,9 @@ async def _run(sandbox: Sandbox, source: str, tools: Sequence[Tool], limits: Lim
             imports=allowed(DEFAULT),
             on_event=screen.event,
         )
+    except asyncio.CancelledError:
+        screen.stop()
+        return INTERRUPTED
     finally:
         await sandbox.close()
     screen.end(result)
@@ -124,6 +131,10 @@ class Screen:
             self._err.line(f"farhand: cell {event.cell}: {event.text}")
         if error.get("hint") and str(error["hint"]) not in event.text:
             self._err.line(f"  {error['hint']}")
+
+    def stop(self) -> None:
+        self._out.finish()
+        self._err.line("farhand: stopped")
 
     def end(self, result: ProgramResult) -> None:
         self._out.finish()

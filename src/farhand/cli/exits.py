@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+import signal
 import sys
+from collections.abc import Callable
 from typing import Final
 
 from farhand.cli.terminal import is_terminal, sanitise
@@ -14,6 +17,25 @@ FAILED: Final = 1
 USAGE: Final = 2
 LIMIT: Final = 3
 INTERRUPTED: Final = 130
+
+
+_STOPS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+"""Ctrl-C, a polite kill, the terminal that was closed: none of them may leave a box behind."""
+
+
+def on_stop(stop: Callable[[], object]) -> None:
+    """In the running loop: the first of these signals calls `stop`, the next one leaves at once."""
+    stopping = False
+
+    def handle() -> None:
+        nonlocal stopping
+        if stopping:
+            os._exit(INTERRUPTED)
+        stopping = True
+        stop()
+
+    for number in _STOPS:
+        asyncio.get_running_loop().add_signal_handler(number, handle)
 
 
 def code_of(error: BaseException) -> int:

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
+import shlex
 import sys
 from collections.abc import Mapping
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import Any, Protocol
 
 from farhand import event as ev
-from farhand.cli.exits import FAILED, INTERRUPTED, LIMIT, OK, leave_quietly, say
+from farhand import registry
+from farhand.agent import CodeAgent
+from farhand.cli.exits import FAILED, INTERRUPTED, LIMIT, OK, leave_quietly, on_stop, say
 from farhand.cli.lines import print_event
 from farhand.cli.progress import Progress
 from farhand.cli.tally import Tally
 from farhand.cli.terminal import is_terminal, open_streams
+from farhand.cli.toolfile import load_tools
 from farhand.errors import UsageError
 from farhand.event import Event
 from farhand.home import farhand_home
 from farhand.limits import Limits
 from farhand.model.port import ReasoningDelta, TextDelta
 from farhand.sandbox.environment import build
-
-if TYPE_CHECKING:
-    from farhand.agent import CodeAgent
+from farhand.session import unpack
 
 TASK_CHARS = 1_000_000
 
@@ -43,6 +44,28 @@ class Order:
     timeout_s: float | None = None
     imports: tuple[str, ...] = ()
     tools: str | None = None
+
+
+class _BuiltIn(CodeAgent):
+    """The agent of `farhand run`. The session names it by the flags that make it again."""
+
+    def __init__(self, order: Order, **parts: Any) -> None:
+        super().__init__(**parts)
+        self._order = order
+
+    def reference(self) -> str:
+        order = self._order
+        flags = ["--model", order.model] if order.model else []
+        flags += ["--sandbox", order.sandbox]
+        for name in order.imports:
+            flags += ["--import", name]
+        if order.tools:
+            flags += ["--tools", os.path.abspath(order.tools)]
+        if order.max_steps is not None:
+            flags += ["--max-steps", str(order.max_steps)]
+        if order.timeout_s is not None:
+            flags += ["--timeout", f"{order.timeout_s:g}"]
+        return shlex.join(["farhand", "run", *flags])
 
 
 class View(Protocol):
@@ -147,16 +170,13 @@ def view_for(as_json: bool, home: Path) -> View:
 
 
 def run(order: Order) -> int:
-    from farhand import registry
-    from farhand.agent import CodeAgent
-    from farhand.cli.toolfile import load_tools
-
     open_streams()
     home = farhand_home()
     task = _task(order.task)
     model = registry.model(registry.choose_model(order.model, os.environ, home), home)
     view = view_for(order.as_json, home)
-    agent = CodeAgent(
+    agent = _BuiltIn(
+        order,
         tools=load_tools(order.tools),
         model=model,
         sandbox=registry.sandbox(order.sandbox, home),
@@ -203,8 +223,7 @@ class Turn:
 
     async def run(self) -> int:
         self._main = asyncio.current_task()
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, self._interrupt)
+        on_stop(self._interrupt)
         try:
             await self._follow()
             self._view.end()
@@ -220,12 +239,19 @@ class Turn:
         async with aclosing(self._agent.stream(self._task)) as stream:
             async for item in stream:
                 if isinstance(item, Event):
+                    if not self._begun:
+                        await self._beginning(item)
                     self._begun = True
                     if item.type in _ENDS:
                         self._end = item
                     self._view.event(item)
                 else:
                     self._view.delta(item)
+
+    async def _beginning(self, first: Event) -> None:
+        """The events before the message: that the session was created is part of what is shown."""
+        for event in await self._agent.store.read(first.session_id, 0, first.seq - 1) if first.seq > 1 else ():
+            self._view.event(await unpack(self._agent.blobs, event))
 
     def _outcome(self) -> int:
         if self._end is None:
@@ -241,8 +267,6 @@ class Turn:
         return LIMIT if error.get("limit") else FAILED
 
     def _interrupt(self) -> None:
-        if self._stopping:
-            os._exit(INTERRUPTED)
         self._stopping = True
         if self._begun:
             self._agent.interrupt()

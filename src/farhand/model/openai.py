@@ -93,7 +93,6 @@ class OpenAIModel:
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelEvent]:
         openai = await _sdk()
-        finished: str | None = None
         reply = _Reply()
         stream = None
         try:
@@ -114,12 +113,11 @@ class OpenAIModel:
         finally:
             if stream is not None:
                 await stream.close()
-        finished = reply.finish
-        if finished is None:
+        if reply.finish is None:
             raise self._cut(reply)
         if reply.usage is not None:
             yield reply.usage
-        yield Finished(finished)
+        yield Finished(reply.finish)
 
     async def close(self) -> None:
         client, self._client = self._client, None

@@ -134,7 +134,8 @@ class BoxCgroup:
         hierarchy = self._with("memory")
         if hierarchy is None:
             return 0
-        return _number(self._read(hierarchy, "memory.events" if hierarchy.unified else "memory.oom_control"), "oom_kill")
+        name = "memory.events" if hierarchy.unified else "memory.oom_control"
+        return _number(self._read(hierarchy, name), "oom_kill")
 
     def _read(self, hierarchy: Hierarchy, name: str) -> str:
         """By a descriptor that is kept: two counters are read for every action."""

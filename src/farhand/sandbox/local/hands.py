@@ -16,9 +16,9 @@ LOOK_S = 0.002
 
 
 class AsOwner:
-    """A context in which this thread opens files as the box's own user: the kernel then allows what the guest itself may do.
+    """A context in which this thread opens files as the box's own user: the kernel allows what the guest itself may do.
 
-    For a host that is root. The guest's files belong to an id that root of the machine has no power over in the box's disk.
+    For a host that is root, which has no power over an id that is not its own in the box's disk.
     """
 
     def __init__(self, owner: int) -> None:
@@ -48,9 +48,11 @@ class JailHands:
         self.filled = False
         """The kernel has ended a process of the box because its group was full."""
         self.sampling = group is None or group.memory_bytes() is None
-        guard = {"guard": lambda: owner} if os.geteuid() == 0 else {}
-        owner = AsOwner(os.fstat(handles.workspace).st_uid)
-        self._files = DirectoryFiles(handles.workspace, **guard)
+        if os.geteuid() == 0:
+            owner = AsOwner(os.fstat(handles.workspace).st_uid)
+            self._files = DirectoryFiles(handles.workspace, lambda: owner)
+        else:
+            self._files = DirectoryFiles(handles.workspace)
 
     def interrupt(self) -> None:
         try:
@@ -86,7 +88,7 @@ class JailHands:
         return self._last
 
     def apply(self, limits: dict[str, Any]) -> None:
-        """The bounds that the kernel holds stand since the box was made; the supervisor compares `usage` with the new ones."""
+        """What the kernel bounds was set when the box was made; the supervisor compares `usage` with the new limits."""
         bound = int(limits.get("memory_bytes", self._bound))
         if bound != self._bound and not self._gone:
             self._bound = bound

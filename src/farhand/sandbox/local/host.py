@@ -1,7 +1,8 @@
 """The host: one process of a user that plays the supervisor for all boxes of a home folder, outside their walls.
 
-One thread and one reactor. Nothing here waits for a box, and nothing a box sends decides more than its own end. Harnesses come and
-go; a box that no harness is attached to is swept after a while, and without boxes and connections the host ends.
+One thread and one reactor. Nothing here waits for a box, and nothing a box sends decides more than its own end.
+Harnesses come and go; a box that no harness is attached to is swept after a while, and without boxes and connections
+the host ends.
 """
 
 from __future__ import annotations
@@ -338,7 +339,7 @@ class Host:
         return box
 
     def _require_newest(self, session: str | None, generation: int | None) -> None:
-        """Fenced, if a request speaks for an older claim of its session than one that was heard of. Remembers newer ones."""
+        """Fenced, if a request speaks for an older claim of its session than one heard of. Remembers newer ones."""
         if session is None or generation is None:
             return
         newest = max(
@@ -400,7 +401,7 @@ def main(arguments: list[str]) -> None:
 
 def run(home: Path, options: Options, tell: Callable[[str], None]) -> None:
     """Be the host of `home`, in the main thread. `tell` is called once, with "ready" or "held"."""
-    os.umask(0o077)
+    os.umask(0o022)  # boxes inherit it; what is private here is made so by name
     lock = lifecycle.hold(home)
     if lock is None:
         tell("held")

@@ -1,4 +1,4 @@
-"""A box in the host's care: its processes, its supervisor, its labels, from the zygote's answer to the last closed descriptor."""
+"""A box in the host's care: its processes, its supervisor, its labels, up to the last closed descriptor."""
 
 from __future__ import annotations
 
@@ -81,9 +81,7 @@ class HostedBox:
         frames, stdout, stderr = handles.frames, handles.stdout, handles.stderr
         handles.frames = handles.stdout = handles.stderr = -1
         self._guarded = BoxReactor(reactor, self._failed)
-        self.supervisor = Supervisor(
-            self._guarded, self.hands, socket.socket(fileno=frames), stdout, stderr, packages
-        )
+        self.supervisor = Supervisor(self._guarded, self.hands, socket.socket(fileno=frames), stdout, stderr, packages)
         os.set_blocking(handles.status, False)
         self._guarded.watch(handles.status, READ, self._status_ready)
         self._guarded.watch(handles.init_pidfd, READ, self._init_ended)

@@ -1,8 +1,8 @@
 """Where a home folder's host is found, and how one is started: at most one for each home folder and protocol version.
 
-A host holds a lock on `$FARHAND_HOME/run/host-v1.lock` as long as it lives, and has written into it where its socket is: beside
-the lock, or, where a socket cannot be (its path has room for 107 bytes, and not every file system takes one), in a private
-folder under $XDG_RUNTIME_DIR or /tmp.
+A host holds a lock on `$FARHAND_HOME/run/host-v1.lock` as long as it lives, and has written into it where its socket
+is: beside the lock, or, where a socket cannot be (its path has room for 107 bytes, and not every file system takes
+one), in a private folder under $XDG_RUNTIME_DIR or /tmp.
 """
 
 from __future__ import annotations
@@ -64,6 +64,9 @@ class Options:
         return cls(**json.loads(text))
 
 
+DEFAULTS = Options()
+
+
 def run_folder(home: Path) -> Path:
     """`home/run`, private. SandboxUnavailable when it belongs to somebody else."""
     folder = home / "run"
@@ -93,7 +96,8 @@ def log_file(home: Path) -> Path:
 
 def hold(home: Path) -> IO[str] | None:
     """The lock that makes this process the host of `home`; None when another one is. Keep the file open."""
-    file = open(os.open(lock_file(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+")
+    descriptor = os.open(lock_file(home), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    file = os.fdopen(descriptor, "r+")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +123,9 @@ def listen(home: Path, lock: IO[str]) -> tuple[socket.socket, Path]:
         json.dump({"v": VERSION, "pid": os.getpid(), "socket": str(path)}, lock)
         lock.flush()
         return listening, path
-    raise SandboxUnavailable(f"no folder takes the host's socket: {problem}", hint="Set XDG_RUNTIME_DIR to a local folder.")
+    raise SandboxUnavailable(
+        f"no folder takes the host's socket: {problem}", hint="Set XDG_RUNTIME_DIR to a local folder."
+    )
 
 
 def _places(home: Path) -> list[Path]:
@@ -162,7 +168,7 @@ def forget(path: Path, lock: IO[str]) -> None:
 
 
 def find(home: Path) -> socket.socket | None:
-    """A connection to the host of `home`, if one runs. Does not wait: BlockingIOError when it has too many to answer first."""
+    """A connection to the host of `home`, if one runs. BlockingIOError when it has too many to answer first."""
     try:
         told = json.loads(lock_file(home).read_text())
         path = Path(told["socket"])
@@ -190,7 +196,7 @@ def peer_uid(sock: socket.socket) -> int:
     return int(struct.unpack("3i", credentials)[1])
 
 
-def start(home: Path, options: Options = Options()) -> socket.socket:
+def start(home: Path, options: Options = DEFAULTS) -> socket.socket:
     """A connection to the host of `home`, which is started if none runs. Blocks, START_S at most."""
     deadline = time.monotonic() + START_S
     with open(run_folder(home) / f"host-v{VERSION}.start", "w") as turn:
@@ -226,7 +232,7 @@ def _find(home: Path) -> socket.socket | None:
 
 
 def _spawn(home: Path, options: Options, timeout_s: float) -> bool:
-    """Start a host. True once it listens; False when another one holds the lock. SandboxUnavailable says why it could not."""
+    """Start a host. True once it listens; False when another one holds the lock. SandboxUnavailable says why not."""
     if not sys.executable:
         raise SandboxUnavailable("this program does not know its Python interpreter, which the host needs")
     package = Path(__file__).resolve().parents[3]

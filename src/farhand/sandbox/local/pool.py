@@ -21,31 +21,32 @@ from farhand.sandbox.program import program_text
 from farhand.sandbox.runner import READ, Reactor
 
 FORKS = 2000
-"""Boxes of one zygote, before a fresh one takes over: what is forked from one shares its addresses and its hash seed."""
+"""Boxes of one zygote before a fresh one takes over: what is forked from one shares its addresses and its hash seed."""
 REFILL_S = 0.02
 """After a box was handed over, before the next one is made: the first action shall have the processor."""
 REFILL_LATEST_S = 2.0
 """Then the pool is filled although actions run."""
 UID_RANGES = 1_000_000
 
+Started = Callable[[Zygote | FarhandError], None]
 Ready = Callable[[HostedBox | FarhandError], None]
 
 
 class Starter:
-    """Starts zygotes in a thread of its own, because a start takes as long as the imports do, and boxes must not wait for that.
+    """Starts zygotes in a thread of its own: a start takes as long as the imports do, and boxes must not wait for that.
 
     The kernel ends a zygote when the thread that started it ends; this one lives as long as the process.
     """
 
     def __init__(self, reactor: Reactor) -> None:
-        self._orders: queue.SimpleQueue[tuple[ZygoteSpec, Callable[[Zygote | FarhandError], None]]] = queue.SimpleQueue()
+        self._orders: queue.SimpleQueue[tuple[ZygoteSpec, Started]] = queue.SimpleQueue()
         self._results: deque[Callable[[], None]] = deque()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._ranges = int.from_bytes(os.urandom(4)) % UID_RANGES
         reactor.watch(self._wake, READ, self._deliver)
         threading.Thread(target=self._run, name="starter", daemon=True).start()
 
-    def start(self, spec: ZygoteSpec, done: Callable[[Zygote | FarhandError], None]) -> None:
+    def start(self, spec: ZygoteSpec, done: Started) -> None:
         """`done` is called in the reactor's thread."""
         self._orders.put((spec, done))
 

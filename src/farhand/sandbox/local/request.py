@@ -4,14 +4,15 @@
     {"ok": true, "box": {"id": "sbx_…", "labels": {...}, "ended": false, "suspended": false}}
     {"ok": false, "error": {"code": "sandbox_unavailable", "message": "…", "hint": "…"}}
 
-`create`, `list`, `suspend`, `resume`, `destroy`, `status`, `stop`; `channel` and a `create` with `attach` turn the connection, after a
-good answer, into the box's channel (docs/protocol.md). A harness and a host of different versions refuse one another.
+`create`, `list`, `suspend`, `resume`, `destroy`, `status`, `stop`; `channel` and a `create` with `attach` turn the
+connection, after a good answer, into the box's channel (docs/protocol.md). A harness and a host of different versions
+refuse one another.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +33,14 @@ VERSION = 1
 REQUEST_BYTES = 256 * 1024
 LABELS = 50
 LABEL_CHARS = 500
-_ERRORS = {
-    error.code: error
-    for error in (EnvironmentFailed, Fenced, ProtocolViolation, SandboxError, SandboxLost, SandboxUnavailable, UsageError)
-}
+_TOLD = (EnvironmentFailed, Fenced, ProtocolViolation, SandboxError, SandboxLost, SandboxUnavailable, UsageError)
+_ERRORS = {error.code: error for error in _TOLD}
 LIMITS = ("memory_bytes", "processes", "disk_bytes", "disk_files")
 
 
 @dataclass(frozen=True, slots=True)
 class Outfit:
-    """An environment as the host needs it: folders and an interpreter that exist. `packages` pairs names with versions."""
+    """An environment as the host needs it: folders, an interpreter. `packages` pairs names with versions."""
 
     python: str
     prefix: str
@@ -61,11 +60,9 @@ class Outfit:
             if not Path(_text(found, name)).is_absolute():
                 raise ProtocolViolation(f"environment.{name} is no absolute path")
         packages, preload = found.get("packages"), found.get("preload")
-        if not isinstance(packages, list) or not all(
-            isinstance(pair, list) and len(pair) == 2 and all(isinstance(each, str) for each in pair) for pair in packages
-        ):
+        if not isinstance(packages, list) or not all(_texts(pair) and len(pair) == 2 for pair in packages):
             raise ProtocolViolation("environment.packages is no list of pairs")
-        if not isinstance(preload, list) or not all(isinstance(name, str) for name in preload):
+        if not _texts(preload):
             raise ProtocolViolation("environment.preload is no list of names")
         return cls(
             _text(found, "python"),
@@ -74,7 +71,7 @@ class Outfit:
             _optional(found, "site"),
             _optional(found, "mplconfig"),
             tuple((name, version) for name, version in packages),
-            tuple(preload),
+            tuple(str(name) for name in found["preload"]),
         )
 
 
@@ -87,7 +84,7 @@ class Request:
     labels: tuple[tuple[str, str], ...] = ()
     generation: int | None = None
     outfit: Outfit | None = None
-    spec: BoxSpec = BoxSpec()
+    spec: BoxSpec = field(default_factory=BoxSpec)
     attach: bool = False
     force: bool = False
 
@@ -165,7 +162,8 @@ def failure(error: Exception) -> dict[str, Any]:
     if isinstance(error, FarhandError):
         told = {"code": error.code, "message": error.message, "hint": error.hint}
     else:
-        told = {"code": SandboxError.code, "message": f"the host failed: {type(error).__name__}: {error}"[:2000], "hint": ""}
+        text = f"the host failed: {type(error).__name__}: {error}"[:2000]
+        told = {"code": SandboxError.code, "message": text, "hint": ""}
     return {"ok": False, "error": told}
 
 
@@ -196,6 +194,10 @@ def _text(found: dict[str, Any], name: str) -> str:
     if not isinstance(text, str) or not 0 < len(text) <= 4096 or "\0" in text:
         raise ProtocolViolation(f"{name!r} is no text of at most 4,096 characters")
     return text
+
+
+def _texts(found: Any) -> bool:
+    return isinstance(found, list) and all(isinstance(each, str) for each in found)
 
 
 def _optional(found: dict[str, Any], name: str) -> str | None:

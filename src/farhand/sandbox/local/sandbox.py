@@ -1,4 +1,4 @@
-"""Boxes of the local jail: the harness's side. The host (host.py) holds the boxes; this asks it, and starts it when needed."""
+"""Boxes of the local jail, the harness's side. The host (host.py) holds them; this asks it, and starts it if needed."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ print(json.dumps([python if os.path.exists(python) else os.path.realpath(sys.exe
 
 
 class LocalSandbox:
-    """`Sandbox` of the local jail, for any number of event loops. `progress` is told of environments being built; `options` count
-    for a host that this object starts."""
+    """`Sandbox` of the local jail, for any number of event loops. `progress` is told of environments being built;
+    `options` count for a host that this object starts."""
 
     name = "local"
     capabilities = frozenset({port.REATTACH, port.SUSPEND, port.THREADS, port.SUBPROCESS, port.FILES, port.WALL})
@@ -57,7 +57,7 @@ class LocalSandbox:
         home: Path | None = None,
         *,
         progress: Callable[[str], None] = lambda line: None,
-        options: Options = Options(),
+        options: Options = lifecycle.DEFAULTS,
     ) -> None:
         self._home = home or farhand_home()
         self._progress = progress
@@ -90,13 +90,13 @@ class LocalSandbox:
         self.claim(labels.get("session"), generation)
         return LocalBox(self, answer["box"], generation, early)
 
-    async def connect(self, box_id: str) -> LocalBox:
+    async def connect(self, box_id: str) -> port.Box:
         for box in await self.list({}):
             if box.id == box_id:
                 return box
         raise SandboxLost(f"there is no box {box_id[:100]}")
 
-    async def list(self, labels: Mapping[str, str]) -> list[LocalBox]:
+    async def list(self, labels: Mapping[str, str]) -> list[port.Box]:
         try:
             answer = await self.ask({"op": "list", "labels": dict(labels)})
         except SandboxLost:
@@ -125,11 +125,11 @@ class LocalSandbox:
     # -- for boxes --
 
     def claim(self, session: str | None, generation: int) -> None:
-        """Remember the claim that this process last used for a session: it is sent with what is asked of boxes it has only found."""
+        """Remember the claim last used for a session: it goes with what is asked of boxes that were only found."""
         if session is not None:
             if len(self._claims) >= CLAIMS_REMEMBERED:
                 self._claims.clear()
-            self._claims[session] = generation
+            self._claims[session] = max(generation, self._claims.get(session, 0))
 
     def claimed(self, session: str | None) -> int | None:
         return None if session is None else self._claims.get(session)
@@ -309,9 +309,9 @@ class LocalBox:
 
     def _asked(self, operation: str, generation: int | None = None) -> dict[str, Any]:
         if generation is None:
-            generation = self._generation
-        if generation is None:
-            generation = self._sandbox.claimed(self._labels.get("session"))
+            # Of the claims this process has had, the newest: only another process can know a newer one.
+            known = (self._generation, self._sandbox.claimed(self._labels.get("session")))
+            generation = max((each for each in known if each is not None), default=None)
         return {"op": operation, "box": self._id, "generation": generation}
 
 
@@ -332,8 +332,8 @@ def _which_python(python: str) -> tuple[str, str, str]:
     try:
         done = subprocess.run(
             [python, "-I", "-S", "-c", _WHICH_PYTHON],
-            env={"LANG": "C.UTF-8"}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace",
-            timeout=PYTHON_S, check=False,
+            env={"LANG": "C.UTF-8"}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, text=True,
+            errors="replace", timeout=PYTHON_S, check=False,
         )  # fmt: skip
         if done.returncode == 0:
             path, prefix, version = json.loads(done.stdout)
