@@ -87,6 +87,14 @@ def test_a_session_is_shown_again_from_its_log(own_home: Path) -> None:
         assert expected in out
 
 
+def test_colours_can_be_asked_for(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (session,) = write(own_home, ("t", turn("a")))
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert "\x1b" not in invoke("show", session)[1]
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert "\x1b[" in invoke("show", session)[1]
+
+
 def test_show_as_json_gives_whole_events(own_home: Path) -> None:
     long = "x\x1b\x7f" * 8000
     (session,) = write(own_home, ("t", turn("a", displays=[{"text/plain": long}])))

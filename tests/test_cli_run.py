@@ -102,6 +102,13 @@ def test_a_limit_has_an_exit_code_of_its_own(own_home: Path) -> None:
     assert "steps" in done.stderr
 
 
+def test_a_task_that_takes_too_long_reaches_a_limit(own_home: Path) -> None:
+    with serving("```python\nwhile True: pass\n```") as server:
+        done = run_piped(own_home, server.model, "--timeout", "2", "What?")
+    assert (done.returncode, done.stdout) == (3, "")
+    assert "turn_s" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

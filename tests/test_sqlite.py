@@ -313,18 +313,21 @@ async def test_a_refusal_in_a_group_undoes_itself_only(store: SqliteStore) -> No
     assert [event.data for event in stored] == [{"number": number} for number in range(40)]
 
 
-async def test_a_job_that_fails_in_the_middle_leaves_nothing_and_harms_nobody(path: Path) -> None:
-    times = iter([1.0, 2.0, 3.0])
-
-    def clock() -> float:
-        return next(times, float("nan"))  # NaN breaks NOT NULL: the event is written, then its row is refused
-
-    async with SqliteStore(path, clock=clock) as store:
-        session_id = await store.create(CREATED)
-        (event,) = await store.append(session_id, None, None, [HELLO])
-        with pytest.raises(StoreError):
-            await store.append(session_id, None, None, [HELLO, HELLO])
-        assert await store.read(session_id, 1) == [event]
+async def test_a_job_that_fails_in_the_middle_leaves_nothing_and_harms_nobody(store: SqliteStore, path: Path) -> None:
+    session_id = await store.create(CREATED)
+    with sqlite3.connect(path) as raw:  # the events of such a message are written, then its session's row is refused
+        refuse = "WHEN NEW.title = 'refused' BEGIN SELECT RAISE(ABORT, 'refused'); END"
+        raw.execute(f"CREATE TRIGGER refuse BEFORE UPDATE ON sessions {refuse}")
+    raw.close()
+    other = await store.create(CREATED)
+    refused = store.append(session_id, None, None, [NewEvent(MESSAGE_RECEIVED, {"text": "refused"})] * 2)
+    good = [store.append(other, None, None, [HELLO]) for _ in range(20)]
+    outcomes = await asyncio.gather(*good[:10], refused, *good[10:], return_exceptions=True)
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, Exception)] == [10]
+    assert isinstance(outcomes[10], StoreError)
+    assert len(await store.read(session_id)) == 1
+    assert len(await store.read(other)) == 21
+    assert (await store.append(session_id, None, None, [HELLO]))[0].seq == 2
 
 
 async def test_refusals_alone_commit_nothing(store: SqliteStore) -> None:
@@ -683,6 +686,20 @@ async def test_wait_sees_it_within_50_ms(store: SqliteStore, path: Path) -> None
             seen = time.monotonic()
             late.append(seen - float(await asyncio.to_thread(line, other)))
     assert statistics.median(late) <= 0.05, late
+
+
+@pytest.mark.timing
+async def test_wait_sees_an_append_of_its_own_process_at_once(store: SqliteStore) -> None:
+    session_id = await store.create(CREATED)
+    late = []
+    for last in range(1, 41):
+        waiting = asyncio.ensure_future(store.wait(session_id, last, 30.0))
+        await store.read(session_id)
+        await store.append(session_id, None, None, [HELLO])
+        begun = time.monotonic()
+        assert await waiting
+        late.append(time.monotonic() - begun)
+    assert statistics.median(late) < 0.003, late
 
 
 @pytest.mark.timing

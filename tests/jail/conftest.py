@@ -3,6 +3,7 @@ had."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import secrets
@@ -17,6 +18,10 @@ from typing import Any
 import pytest
 
 import farhand
+from farhand.sandbox.local import lifecycle
+from farhand.sandbox.local.lifecycle import DEFAULTS, Options
+from farhand.sandbox.local.sandbox import LocalSandbox
+from leftovers import leftovers
 
 HERE = Path(__file__).parent
 USER = 1001
@@ -110,7 +115,7 @@ def command(identity: str) -> list[str]:
     return ["setpriv", "--reuid", user, "--regid", user, *drop, "/usr/bin/python3"]
 
 
-def _missing(identity: str) -> str:
+def missing_identity(identity: str) -> str:
     if identity == "root":
         return "" if os.geteuid() == 0 else "only root can be root"
     if os.geteuid() != 0:
@@ -139,7 +144,7 @@ def source() -> Iterator[Path]:
 
 @pytest.fixture(scope="session", params=["root", "user"])
 def identity(request: pytest.FixtureRequest) -> str:
-    missing = _missing(request.param)
+    missing = missing_identity(request.param)
     if missing:
         pytest.skip(missing)
     return str(request.param)
@@ -218,3 +223,40 @@ def make_calls(wanted):
         found[name] = ctypes.get_errno() if libc.syscall(ctypes.c_long(number), *plain) < 0 else 0
     return found
 """
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_is_left() -> Iterator[None]:
+    """After all tests of the jail: no zygote without a host, no group of a host that is gone."""
+    yield
+    assert leftovers(Path("/nonexistent")) == []
+
+
+class NewLocal:
+    """Makes providers of the local jail with a home folder, and so a host, of their own."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+
+    def __call__(self, options: Options = DEFAULTS, below: str = "") -> LocalSandbox:
+        home = self.home / below if below else self.home
+        home.mkdir(exist_ok=True)
+        self.home = home
+        return LocalSandbox(home, options=options)
+
+
+@pytest.fixture
+def new_local(home: Path) -> Iterator[NewLocal]:
+    """Nothing may be left of it when the test is over."""
+    place = tempfile.gettempdir()  # a socket's path has room for 107 bytes
+    top = Path(tempfile.mkdtemp(prefix="fh-", dir=place if len(place) <= 40 else "/tmp"))
+    (top / "environments").symlink_to(home / "environments")
+    made = NewLocal(top)
+    yield made
+    asyncio.run(LocalSandbox(made.home).stop(force=True))
+    log = lifecycle.log_file(made.home)
+    if log.exists() and "Traceback" in log.read_text():
+        pytest.fail(f"the host's log:\n{log.read_text()}")
+    left = leftovers(made.home)
+    shutil.rmtree(top)
+    assert left == []

@@ -53,7 +53,7 @@ class Driver:
         handles = self.zygotes[zygote].create(box)
         number = self.number()
         self.boxes[number] = handles
-        self.watches[number] = watch.Watch(handles.init_pid, box.memory_bytes, handles.scratch)
+        self.watches[number] = watch.Watch(handles.roots, box.memory_bytes, handles.scratch)
         return {"box": number, "init": handles.init_pid, "worker": handles.worker_pid}
 
     def create_in(self, zygote: int, group: str) -> None:
@@ -131,11 +131,11 @@ class Driver:
         self.boxes[box].interrupt()
 
     def suspend(self, box: int) -> list[str]:
-        watch.suspend(self.boxes[box].init_pid)
-        return [process.state for process in watch.descendants(self.boxes[box].init_pid)]
+        watch.suspend(self.boxes[box].roots)
+        return [process.state for process in watch.processes(self.boxes[box].roots)]
 
     def resume(self, box: int) -> None:
-        watch.resume(self.boxes[box].init_pid)
+        watch.resume(self.boxes[box].roots)
 
     def kill(self, box: int) -> bool:
         self.boxes[box].kill()

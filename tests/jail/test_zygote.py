@@ -21,17 +21,21 @@ from .conftest import Box, BoxError, Jail
 pytestmark = pytest.mark.jail
 
 
+def children_of(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
 def processes_of(pid: int) -> set[int]:
     """`pid` and all below it, as the machine sees them."""
     found, waiting = {pid}, [pid]
     while waiting:
         each = waiting.pop()
         try:
-            children = Path(f"/proc/{each}/task/{each}/children").read_text().split()
+            children = children_of(each)
         except OSError:
             continue
-        found |= {int(child) for child in children}
-        waiting += map(int, children)
+        found.update(children)
+        waiting += children
     return found
 
 
@@ -56,12 +60,16 @@ def test_worker_stands_where_it_should(box: Box) -> None:
     found = box.eval(
         "import os, sys; result = [os.getpid(), os.getppid(), os.getcwd(), os.getuid(), os.uname().nodename]"
     )
-    assert found == [2, 1, "/workspace", 1000, "box"]
+    assert found == [2, 0, "/workspace", 1000, "box"]
     names = {"HOME", "LANG", "LOGNAME", "MALLOC_ARENA_MAX", "MKL_NUM_THREADS", "MPLBACKEND", "MPLCONFIGDIR", "PATH"}
     names |= {"OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PYTHONDONTWRITEBYTECODE", "PYTHONNOUSERSITE", "SHELL", "USER"}
     assert box.eval("result = sorted(os.environ)") == sorted(names)
     assert box.eval("result = [open('/proc/self/comm').read() != '', sys.argv]") == [True, [""]]
     assert box.eval("import pwd, getpass; result = [pwd.getpwuid(1000).pw_name, getpass.getuser()]") == ["user", "user"]
+
+
+def test_the_worker_practises_in_the_zygote(box: Box) -> None:
+    assert box.eval("import sys; result = 'colorsys' in sys.modules") is True
 
 
 def test_a_python_started_in_the_box_works(box: Box) -> None:
@@ -102,7 +110,7 @@ def test_end_of_the_worker_is_reported(new_box: Callable[..., Box]) -> None:
 def test_children_end_with_the_worker(new_box: Callable[..., Box]) -> None:
     box = new_box()
     box.eval("import os, signal\nfor _ in range(3):\n    if os.fork() == 0: os.setsid(); signal.pause()")
-    pids = processes_of(box.init)
+    pids = processes_of(box.init) | processes_of(box.worker)
     assert len(pids) == 5
     assert box.do("eval", code="os._exit(0)") is None
     assert box.do("wait") is True
@@ -135,8 +143,9 @@ def test_boxes_asked_for_at_once(new_jail: Callable[..., Jail]) -> None:
 
 def test_nothing_piles_up_in_the_zygote(new_jail: Callable[..., Jail]) -> None:
     jail = new_jail()
-    zygote = next(pid for pid in processes_of(jail.zygote["pid"]) if pid != jail.zygote["pid"])
+    zygote = children_of(jail.zygote["pid"])[0]
     jail.box().close()
+    assert jail.do("ping", zygote=jail.zygote["zygote"]) == 0
     before = jail.do("descriptors", pid=zygote)
     owners = set()
     for _ in range(15):
@@ -177,7 +186,7 @@ def test_a_box_that_cannot_be_made_is_an_error_and_the_next_works(jail: Jail, fi
 
 def test_a_box_that_fails_halfway_says_at_which_step(jail: Jail) -> None:
     # A control group that takes nobody.
-    with pytest.raises(BoxError, match="no box: init: .*No space left"):
+    with pytest.raises(BoxError, match="no box: groups: .*No space left"):
         jail.do("create_in", zygote=jail.zygote["zygote"], group="/dev/full")
     box = jail.box()
     assert box.eval("result = 1") == 1
@@ -186,7 +195,7 @@ def test_a_box_that_fails_halfway_says_at_which_step(jail: Jail) -> None:
 
 def test_no_descriptors_left_in_the_zygote(new_jail: Callable[..., Jail]) -> None:
     jail = new_jail()
-    zygote = next(pid for pid in processes_of(jail.zygote["pid"]) if pid != jail.zygote["pid"])
+    zygote = children_of(jail.zygote["pid"])[0]
     before = jail.do("limit_descriptors", pid=zygote, count=10)
     with pytest.raises(BoxError, match="Too many open files"):
         jail.box()
@@ -212,15 +221,28 @@ def test_malformed_requests(new_jail: Callable[..., Jail]) -> None:
     assert jail.box().eval("result = 1") == 1
 
 
+def test_death_of_the_maker_of_inits(new_jail: Callable[..., Jail]) -> None:
+    jail = new_jail()
+    box = jail.box()
+    zygote = children_of(jail.zygote["pid"])[0]
+    maker = min(children_of(zygote))
+    os.kill(maker, 9)
+    for _ in range(2):
+        with pytest.raises(BoxError, match="no box"):
+            jail.box()
+    assert box.eval("result = 1") == 1
+    assert jail.do("ping", zygote=jail.zygote["zygote"]) == 1
+
+
 @pytest.mark.parametrize("victim", ["outer", "zygote"])
 def test_death_of_the_zygote(new_jail: Callable[..., Jail], victim: str) -> None:
     jail = new_jail()
     box = jail.box()
     box.eval("import os, signal\nif os.fork() == 0: signal.pause()")
     pids = processes_of(jail.zygote["pid"])
-    assert len(pids) == 5
-    zygote = Path(f"/proc/{jail.zygote['pid']}/task/{jail.zygote['pid']}/children").read_text()
-    os.kill(jail.zygote["pid"] if victim == "outer" else int(zygote), 9)
+    # The outer process, the zygote, the maker of inits; an init, a worker and its child.
+    assert len(pids) == 6
+    os.kill(jail.zygote["pid"] if victim == "outer" else children_of(jail.zygote["pid"])[0], 9)
     assert all_gone(pids)
     assert box.do("wait") is True
     with pytest.raises(BoxError, match="zygote"):
@@ -235,7 +257,7 @@ def test_death_of_the_host(new_jail: Callable[..., Jail]) -> None:
     suspended = jail.box()
     suspended.do("suspend")
     pids = processes_of(jail.host)
-    assert len(pids) == 8
+    assert len(pids) == 9
     jail.kill_host()
     assert all_gone(pids)
 
@@ -245,7 +267,7 @@ def test_closing_ends_everything_before_it_returns(new_jail: Callable[..., Jail]
     jail.box()
     jail.box()
     pids = processes_of(jail.zygote["pid"])
-    assert len(pids) == 6
+    assert len(pids) == 7
     jail.do("close_zygote", zygote=jail.zygote["zygote"])
     assert all_gone(pids, 0.01)
 

@@ -14,6 +14,10 @@ import types
 from typing import Any
 
 
+def practise() -> None:
+    import colorsys  # noqa: F401
+
+
 def worker_main(descriptor: int) -> None:
     stream = socket.socket(fileno=descriptor).makefile("rwb", buffering=0)
     main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -11,7 +11,7 @@ from pathlib import Path
 from farhand import registry
 from farhand.cli.exits import INTERRUPTED, on_stop
 from farhand.cli.progress import Progress
-from farhand.cli.terminal import Output, open_streams
+from farhand.cli.terminal import Output
 from farhand.cli.toolfile import load_tools
 from farhand.errors import UsageError
 from farhand.exec import CellEvent, ProgramResult, run_cells, split_cells
@@ -35,7 +35,6 @@ class Program:
 
 
 def execute(program: Program) -> int:
-    open_streams()
     home = farhand_home()
     source = read_source(program.file)
     tools = load_tools(program.tools)
@@ -126,7 +125,9 @@ class Screen:
         if error.get("traceback"):
             self._err.line(event.text)
         if error.get("kind") == "limit":
-            self._err.line(f"farhand: cell {event.cell}: limit {error.get('limit')}: {error.get('message')}")
+            name, message = str(error.get("limit")), str(error.get("message"))
+            told = message if name in message else f"the limit {name} was reached: {message}"
+            self._err.line(f"farhand: cell {event.cell}: {told}")
         elif not error.get("traceback"):
             self._err.line(f"farhand: cell {event.cell}: {event.text}")
         if error.get("hint") and str(error["hint"]) not in event.text:

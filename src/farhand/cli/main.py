@@ -14,6 +14,9 @@ class _Commands(click.Group):
     """Errors of a command become a message on standard error and an exit code."""
 
     def invoke(self, ctx: click.Context) -> Any:
+        from farhand.cli.terminal import open_streams
+
+        open_streams()
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit):
@@ -118,6 +121,22 @@ def setup(what: str | None) -> int:
     from farhand.cli.setup import setup
 
     return setup(what)
+
+
+@cli.command(short_help="The host of the local jail: run, status, stop.")
+@click.argument("action", type=click.Choice(["run", "status", "stop"]), default="run")
+@click.option("--json", "as_json", is_flag=True, help="With status: as one JSON object.")
+@click.option("--force", is_flag=True, help="With stop: end its boxes too.")
+def host(action: str, as_json: bool, force: bool) -> int:
+    """Run the host of the local jail in the foreground, until it is told to end; say what it does; or end it.
+
+    It is not needed: the first box starts one. A service manager keeps this one running, with limits of its choice.
+    """
+    from farhand.cli import host
+
+    if action == "run":
+        host.run()
+    return host.status(as_json) if action == "status" else host.stop(force)
 
 
 @cli.result_callback()

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.style import Style
 from rich.syntax import Syntax
 
-from farhand.cli.terminal import ERASE_LINE, can_erase, sanitise
+from farhand.cli.terminal import ERASE_LINE, can_erase, is_terminal, sanitise
 
 Piece: TypeAlias = tuple[str, "str | Style | None"]
 
@@ -31,7 +31,7 @@ class Page:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.unicode = (console.encoding or "").lower().startswith("utf")
-        self._erases = console.is_terminal and can_erase()
+        self._erases = is_terminal(console.file) and can_erase()
         self._column = 0
         self._blank = True
         self._word = ""

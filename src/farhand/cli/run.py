@@ -19,9 +19,9 @@ from farhand.cli.exits import FAILED, INTERRUPTED, LIMIT, OK, leave_quietly, on_
 from farhand.cli.lines import print_event
 from farhand.cli.progress import Progress
 from farhand.cli.tally import Tally
-from farhand.cli.terminal import is_terminal, open_streams
+from farhand.cli.terminal import is_terminal
 from farhand.cli.toolfile import load_tools
-from farhand.errors import UsageError
+from farhand.errors import FarhandError, UsageError
 from farhand.event import Event
 from farhand.home import farhand_home
 from farhand.limits import Limits
@@ -170,7 +170,6 @@ def view_for(as_json: bool, home: Path) -> View:
 
 
 def run(order: Order) -> int:
-    open_streams()
     home = farhand_home()
     task = _task(order.task)
     model = registry.model(registry.choose_model(order.model, os.environ, home), home)
@@ -230,6 +229,9 @@ class Turn:
             return self._outcome()
         except asyncio.CancelledError:
             return INTERRUPTED
+        except FarhandError:
+            self._view.end()
+            raise
         except BrokenPipeError:
             return leave_quietly()
         finally:

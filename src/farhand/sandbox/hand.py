@@ -68,7 +68,6 @@ class Hand:
         self._sleepers: list[asyncio.Future[None]] = []
         self._broken: Exception | None = None
         self._ids = itertools.count(1)
-        self._running = frames.attached.running
         self.ready: Frame = {}
         """The box's `ready` frame: python, packages. Empty when an earlier harness had said hello."""
 
@@ -121,7 +120,6 @@ class Hand:
     async def run(self, action: str, code: str, title: str) -> None:
         """Start an action. A refusal comes out of `frames()`: AlreadyRun, BoxEnded or SandboxError."""
         await self._frames.send({"t": "run", "action": action, "code": code, "title": title})
-        self._running = action
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Frames of the stream, each once and in order, up to and including the `done` of the running action."""
@@ -137,8 +135,6 @@ class Hand:
             raise _refusal(self._refused.popleft())
         frame = self._stream.popleft()
         self._unread -= _weight(frame)
-        if frame["t"] == "done":
-            self._running = None
         return frame
 
     async def reply(self, call: str, value: Any) -> None:

@@ -95,5 +95,3 @@ class Sandbox(Protocol):
     async def close(self) -> None:
         """Let go of connections. Boxes with REATTACH live on."""
         ...
-
-

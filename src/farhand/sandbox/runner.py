@@ -17,10 +17,12 @@ import builtins
 import codecs
 import errno
 import fcntl
+import functools
 import heapq
 import io
 import itertools
 import json
+import linecache
 import os
 import re
 import select
@@ -31,9 +33,11 @@ import sys
 import termios
 import threading
 import time
+import traceback
 import types
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from importlib.machinery import PathFinder
 from typing import Any, Callable, NamedTuple, NoReturn, Protocol
 
 if "farhand_value" in sys.modules:
@@ -86,6 +90,7 @@ MESSAGE_CHARS = 4 * KIB
 REPR_CHARS = 16 * KIB
 SOURCES_KEPT = 500
 ORPHAN_S = 3600.0
+LOOK_S = 5.0  # between two looks at whether anybody can still want the box
 
 
 # ---- frames ----
@@ -1405,7 +1410,7 @@ class Supervisor:
     def _check(self, run: _Run, usage: Usage | None) -> None:
         limits = self._limits
         wall, cpu = limits.get("wall_s"), limits.get("cpu_s")
-        if usage is not None and self.hands.sampling:
+        if usage is not None:
             memory, processes = limits.get("memory_bytes"), limits.get("processes")
             if memory is not None and usage.memory_bytes > memory:
                 text = f"the limit `memory_bytes` was reached: {memory:,} bytes for all processes of the action"
@@ -1527,8 +1532,12 @@ class Supervisor:
             self.reactor.watch(self._sock.fileno(), 0, self._worker_ready)
             self._sock.close()
             self._sock = None
+        if self._stall is not None:
+            self._stall.cancel()
         self._down.clear()
         self._down_size = 0
+        if self._harness is not None:
+            self._harness.take_rest()
 
 
 _HANDLERS: dict[str, Callable[[Supervisor, _Connection, dict[str, Any]], None]] = {
@@ -1867,7 +1876,7 @@ class Channel:
         self._lines.feed(data)
         line = self._lines.take()
         while line is not None:
-            self._dispatch(json.loads(line))
+            self._dispatch(_loads(line))
             line = self._lines.take()
 
     def _dispatch(self, frame: dict[str, Any]) -> None:
@@ -2188,8 +2197,6 @@ class Imports:
         return known
 
     def _local(self, name: str) -> bool:
-        from importlib.machinery import PathFinder
-
         try:
             return PathFinder.find_spec(name.split(".")[0], [self.folder]) is not None
         except (ImportError, ValueError, OSError):
@@ -2200,7 +2207,7 @@ class Imports:
 
 
 def _json_size(text: str) -> int:
-    return len(json.dumps(text))
+    return len(_dumps(text))
 
 
 def _clean(text: str) -> str:
@@ -2388,8 +2395,6 @@ def _trimmed(report: Any) -> None:
 
 def traceback_of(problem: BaseException) -> str:
     """The traceback as Python prints it, without our frames, bounded."""
-    import traceback
-
     try:
         report = traceback.TracebackException(type(problem), problem, problem.__traceback__)
         _trimmed(report)
@@ -2421,7 +2426,7 @@ def error_of(problem: BaseException, tools: Sequence[str]) -> dict[str, Any]:
             error.update(kind="limit", limit="tool_calls")
     elif isinstance(problem, MemoryError):
         _limit_met(error, "memory_bytes", "Work on less at a time; the variables are still there.")
-    elif isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT):
+    elif isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
         _limit_met(error, _full_disk(), "Remove files that are not needed any more.")
     elif _too_many(problem, error["message"], error["traceback"]):
         _limit_met(error, "processes", "Start fewer processes and threads at a time.")
@@ -2432,10 +2437,10 @@ def error_of(problem: BaseException, tools: Sequence[str]) -> dict[str, Any]:
     return error
 
 
-def _too_many(problem: BaseException, message: str, traceback: str) -> bool:
+def _too_many(problem: BaseException, message: str, trace: str) -> bool:
     """Whether a process or thread could not be started because there are as many as there may be."""
     if isinstance(problem, BlockingIOError):
-        return problem.errno == errno.EAGAIN and "fork" in traceback
+        return problem.errno == errno.EAGAIN and "fork" in trace
     return isinstance(problem, RuntimeError) and message == "can't start new thread"
 
 
@@ -2461,6 +2466,10 @@ def _network_hint(tools: Sequence[str]) -> str:
 
 _AWAIT = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT
 _SIGINT = int(signal.SIGINT)
+# Bound here because guest code may take them out of their modules.
+_ANYTHING = BaseException
+_settrace, _setprofile = sys.settrace, sys.setprofile
+_loads, _dumps = json.loads, json.dumps
 _PLAIN = frozenset((int, float, str, bytes, bool))
 _COROUTINE = 0x80  # inspect.CO_COROUTINE; importing inspect takes longer than all of this file
 _FUTURES = 0x1FE0000
@@ -2537,7 +2546,7 @@ class Output:
             if self._identity(fd) != self._same[index]:
                 os.dup2(self._spare[index], fd)
             stream = self._streams[index]
-            if stream.closed:
+            if stream.closed or stream.__dict__:  # an attribute that was set hides a method
                 stream = self._streams[index] = self._stream(fd)
             if index == 0:
                 sys.stdout = sys.__stdout__ = stream  # type: ignore[misc]
@@ -2563,6 +2572,7 @@ class Worker:
         self._titles: deque[str] = deque()
         self._told: list[str] | None = None
         self._injected: dict[str, Any] = {}
+        self._space = vars(builtins)
         self._builtins: dict[str, Any] = {}
         self._on_sigint = self._channel.on_sigint  # one object, so that it can be recognised
         self._hooks: tuple[Any, Any] = (sys.excepthook, sys.displayhook)
@@ -2586,8 +2596,8 @@ class Worker:
         if not hasattr(builtins, "exit"):  # python -S
             import _sitebuiltins
 
-            builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D")
-            builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D")
+            builtins.exit = _sitebuiltins.Quitter("exit", "Ctrl-D (i.e. EOF)")
+            builtins.quit = _sitebuiltins.Quitter("quit", "Ctrl-D (i.e. EOF)")
             builtins.help = _sitebuiltins._Helper()
         builtins.__import__ = self._imports
         for found in _OWN_ERRORS:
@@ -2634,21 +2644,32 @@ class Worker:
         problem: BaseException | None = None
         try:
             steps = self._compiled(frame["code"], frame["title"])
+        except _ANYTHING as error:
+            problem = error.with_traceback(None)
+            self._report(frame["action"], None, problem, isinstance(error, SyntaxError))
+            return
+        try:
             result = self._guarded(lambda: self._execute(steps))
-        except BaseException as error:
+        except _ANYTHING as error:
             problem = error
         if self._channel.forked:
             _end_fork(problem)
         self._report(frame["action"], result, problem)
 
     def _guarded(self, step: Callable[[], Any], restore: bool = False) -> Any:
-        """Run what may run guest code: interrupts may come up in it."""
+        """Run what may run guest code: interrupts may come up in it. What it set up to trace calls ends with it."""
         channel = self._channel
         try:
             channel.gate = _OPEN_GATE
             return step()
         finally:
             channel.gate = _SHUT
+            try:
+                _settrace(None)
+                _setprofile(None)
+            except _ANYTHING:  # raised by what was traced by; it is gone now
+                _settrace(None)
+                _setprofile(None)
             if restore:
                 self._restore()
 
@@ -2674,23 +2695,33 @@ class Worker:
         return steps
 
     def _remember_source(self, title: str, code: str) -> None:
-        import linecache
-
         lines = code.splitlines(True)
         if lines and not lines[-1].endswith("\n"):
             lines[-1] += "\n"
+        if type(linecache.cache) is not dict:
+            linecache.cache = {}
         linecache.cache[title] = (len(code), None, lines, title)
         self._titles.append(title)
         if len(self._titles) > SOURCES_KEPT:
             linecache.cache.pop(self._titles.popleft(), None)
 
     def _execute(self, steps: list[tuple[types.CodeType, bool]]) -> Any:
-        space = self._main.__dict__
+        """Plain code runs outside any loop; code with a top-level await runs inside one, all of it."""
+        if any(code.co_flags & _COROUTINE for code, _ in steps):
+            return self._awaited(self._execute_inside(steps))
         result = None
         for code, is_value in steps:
-            found = eval(code, space)
+            found = eval(code, self._main.__dict__)
+            if is_value:
+                result = found
+        return result
+
+    async def _execute_inside(self, steps: list[tuple[types.CodeType, bool]]) -> Any:
+        result = None
+        for code, is_value in steps:
+            found = eval(code, self._main.__dict__)
             if code.co_flags & _COROUTINE:
-                found = self._awaited(found)
+                found = await found
             if is_value:
                 result = found
         return result
@@ -2719,14 +2750,11 @@ class Worker:
 
     def _restore(self) -> None:
         """Undo what guest code did to the interpreter that the next action, or our own code, could not bear."""
-        sys.settrace(None)
-        sys.setprofile(None)
+        if self._space != self._builtins:  # first: without them nothing below can run
+            self._space.clear()
+            self._space.update(self._builtins)
         if sys.getrecursionlimit() < 1000:
             sys.setrecursionlimit(1000)
-        space = vars(builtins)
-        if space != self._builtins:
-            space.clear()
-            space.update(self._builtins)
         self._main.__dict__["__builtins__"] = builtins
         self._main.__dict__["__name__"] = "__main__"
         sys.modules["__main__"] = self._main
@@ -2739,7 +2767,7 @@ class Worker:
 
     # -- its end --
 
-    def _report(self, action: str, result: Any, problem: BaseException | None) -> None:
+    def _report(self, action: str, result: Any, problem: BaseException | None, syntax: bool = False) -> None:
         shown: dict[str, str] | None = None
         error: dict[str, Any] | None = None
         self._restore()
@@ -2750,7 +2778,9 @@ class Worker:
                 problem = failure
         if problem is not None:
             try:
-                error = self._guarded(lambda: self._explained(problem), True)
+                error = self._guarded(functools.partial(error_of, problem, self._tools.names), True)
+                if syntax:
+                    error["kind"] = "syntax"
             except BaseException as failure:
                 kind = "interrupted" if isinstance(failure, KeyboardInterrupt) else "exception"
                 error = _error(kind, "(its text cannot be shown)", type=type(problem).__name__[:200])
@@ -2768,16 +2798,6 @@ class Worker:
         if names != self._told:
             frame["names"] = self._told = names
         self._channel.send(frame)
-
-    def _explained(self, problem: BaseException | None) -> dict[str, Any]:
-        assert problem is not None
-        error = error_of(problem, self._tools.names)
-        trace = problem.__traceback__
-        while trace is not None and trace.tb_frame.f_code.co_filename in _OWN_FILES:
-            trace = trace.tb_next
-        if isinstance(problem, SyntaxError) and trace is None:
-            error["kind"] = "syntax"
-        return error
 
     def _show_figures(self, shown: Any) -> None:
         """Open figures of pyplot, which are then closed. One that is the action's value has been shown."""
@@ -3004,11 +3024,15 @@ def _spawn_worker(config: dict[str, Any]) -> tuple[int, socket.socket, int, int]
 
 
 class BoxServer:
-    """The supervisor's role in a box without a host: one worker below it, one listening socket for harnesses."""
+    """The supervisor's role in a box without a host: one worker below it, one listening socket for harnesses.
+
+    `config`: `path` for sys.path, `packages` for `ready`, `record` the file by which a harness finds the box, `orphan_s`.
+    """
 
     def __init__(self, folder: str, config: dict[str, Any]) -> None:
         self._folder = folder
         self._orphan_s = float(config.get("orphan_s", ORPHAN_S))
+        self._record: str | None = config.get("record")
         self._listener = socket.socket(socket.AF_UNIX)
         self._listener.bind(os.path.join(folder, "socket"))
         self._listener.listen(16)
@@ -3031,7 +3055,7 @@ class BoxServer:
     def run(self) -> None:
         self._reactor.watch(self._listener.fileno(), READ, self._accept)
         self._reactor.watch(self._wake.fileno(), READ, self._reap)
-        self._reactor.call_later(min(60.0, self._orphan_s), self._look)
+        self._reactor.call_later(LOOK_S, self._look)
         try:
             self._reactor.run()
         finally:
@@ -3060,16 +3084,17 @@ class BoxServer:
                 self._supervisor.ended(os.WEXITSTATUS(status) if os.WIFEXITED(status) else -os.WTERMSIG(status))
 
     def _look(self) -> None:
-        """A box that no harness has asked for anything for long ends itself and leaves nothing."""
+        """A box ends itself and leaves nothing when no harness can find it, or has asked for anything for long."""
         supervisor = self._supervisor
-        if not supervisor.connected and time.monotonic() - supervisor.used > self._orphan_s:
+        idle = not supervisor.connected and time.monotonic() - supervisor.used > self._orphan_s
+        if idle or (self._record is not None and not os.path.exists(self._record)):
             import shutil
 
             end_tree(os.getpid())
             shutil.rmtree(self._folder, ignore_errors=True)
             self._reactor.stop()
             return
-        self._reactor.call_later(min(60.0, self._orphan_s), self._look)
+        self._reactor.call_later(LOOK_S, self._look)
 
 
 def serve_box(folder: str) -> None:

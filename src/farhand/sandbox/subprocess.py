@@ -2,7 +2,8 @@
 
 Guest code runs as the user, with the user's files and network in reach; only the environment is scrubbed. What the
 other providers do about time, memory, output and frames holds here too. A box outlives the harness: a small file in
-`$FARHAND_HOME/boxes` names it by its labels, and it ends itself when no harness asked for anything for an hour.
+`$FARHAND_HOME/boxes` names it by its labels. It ends itself when that file goes, or no harness asked for anything for
+an hour.
 """
 
 from __future__ import annotations
@@ -63,7 +64,9 @@ class SubprocessSandbox:
             program = folder / "program.py"
             program.write_text(program_text(), encoding="utf-8")
             packages = dict(_pinned(package) for package in environment.packages)
-            (folder / "box.json").write_text(json.dumps({"path": path, "packages": packages}), encoding="utf-8")
+            box_id = f"sbx_{secrets.token_hex(8)}"
+            config = {"path": path, "packages": packages, "record": str(self._file(box_id))}
+            (folder / "box.json").write_text(json.dumps(config), encoding="utf-8")
             pid = _start(environment.python or sys.executable, program, folder)
             started = _start_time(pid)
             if started is None:
@@ -72,7 +75,7 @@ class SubprocessSandbox:
             shutil.rmtree(folder, ignore_errors=True)
             raise
         record: dict[str, Any] = {
-            "id": f"sbx_{secrets.token_hex(8)}",
+            "id": box_id,
             "provider": self.name,
             "labels": labels,
             "pid": pid,

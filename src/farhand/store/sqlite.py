@@ -232,6 +232,7 @@ class SqliteStore:
     async def close(self) -> None:
         self._waiters.fail(StoreError("the store was closed"))
         await asyncio.to_thread(self._close)
+        self._waiters.fail(StoreError("the store was closed"))  # who came while it closed
 
     def _close(self) -> None:
         self._watch.close()

@@ -1,8 +1,8 @@
-"""What happens in one box between the fork and its first frame: the steps of its init and of its worker.
+"""What happens in a box between the fork of its worker and the first frame.
 
-Init (pid 1) forks the worker, gives up everything, reaps, and reports the worker's end on the status pipe; it runs no
-guest code. The worker makes the box's own namespaces, disk and proc, gives up everything, answers the host with the
-box's descriptors and calls the worker's program. Python 3.9 and newer.
+The zygote forks the worker into the pid namespace of an init (init.py). The worker makes the box's other namespaces,
+its disk and proc, gives up everything, answers the host with the box's descriptors and calls the worker's program.
+Python 3.9 and newer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import random
 import resource
 import signal
 import socket
@@ -23,9 +22,8 @@ from . import mount, seccomp, syscall
 WorkerMain = Callable[[int], Any]
 
 GUEST_ID = 1000
-INIT_ID = 1
-FRAMES = STATUS = 3
-"""The worker's descriptor of the frame socket, init's of the status pipe; above it nothing is open."""
+FRAMES = 3
+"""The worker's descriptor of the frame socket; above it nothing is open."""
 _STACK_BYTES = 8 * 1024 * 1024
 _BIRTH_FAILED = 97
 _OWN_NAMESPACES = syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET
@@ -70,14 +68,7 @@ class Birth:
         self.plan = plan
         self.worker_main = worker_main
         self.owner = 0
-        last = [syscall.no_capabilities(), seccomp.Filter(seccomp.program()).install]
-        self.worker_gives_up = last
-        self.init_gives_up = [syscall.prepare("close_range", STATUS + 1, 0xFFFFFFFF, 0)]
-        if plan["uid_base"]:
-            self.init_gives_up += [
-                syscall.prepare(name, INIT_ID, INIT_ID, INIT_ID) for name in ("setresgid", "setresuid")
-            ]
-        self.init_gives_up += [syscall.prepare("prctl", syscall.PR_SET_DUMPABLE, 0, 0, 0, 0), *last]
+        self.worker_gives_up = [syscall.no_capabilities(), seccomp.Filter(seccomp.program()).install]
 
     def answer(self, ends: Ends, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
         """Once for each box. The zygote hears of it by a byte, so that it need not answer itself."""
@@ -109,9 +100,9 @@ class Ends:
         """What goes to the host, after the pidfds and before the folders."""
         return [self.outer_frames, self.outer_stdout, self.outer_stderr, self.outer_status]
 
-    def close(self, but: int = -1) -> None:
+    def close(self, but: tuple[int, ...] = ()) -> None:
         for each in self._all:
-            if each != but:
+            if each not in but:
                 os.close(each)
 
 
@@ -139,47 +130,13 @@ def describe(error: BaseException, step: str) -> dict[str, Any]:
     }
 
 
-def init(order: Order, birth: Birth, ends: Ends) -> NoReturn:
-    """Pid 1 of the box. Ends when the worker does, and the kernel ends what is left.
-
-    It stays in the zygote's other namespaces and does next to nothing: every page of Python's that it touches is paid
-    for in each box. For the same reason it comes from the plain fork of libc (forker.py).
-    """
+def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
+    """The worker, up to the call of its program. It answers the host when nothing is left to give up."""
+    step = "groups"
     try:
         for group in order.groups:
             os.write(group, b"0")
-        worker = os.fork()
-    except BaseException as error:
-        birth.answer(ends, {"token": order.token, "ok": False, "error": describe(error, "init")})
-        os._exit(_BIRTH_FAILED)
-    if worker == 0:
-        work(order, birth, ends)
-    try:
-        os.dup2(ends.status, STATUS, inheritable=False)
-        syscall.perform(birth.init_gives_up)
-        end = _reap(worker)
-    except BaseException as error:
-        end = {"exit": None, "signal": None, "error": describe(error, "init")}
-    try:
-        os.write(STATUS, json.dumps(end).encode() + b"\n")
-    finally:
-        os._exit(0)
-
-
-def _reap(worker: int) -> dict[str, Any]:
-    """Bury orphans until the worker ends, and say how."""
-    while True:
-        pid, status, usage = os.wait4(-1, 0)
-        if pid == worker:
-            code = os.waitstatus_to_exitcode(status)
-            peak = usage.ru_maxrss * 1024
-            return {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None, "peak_rss_bytes": peak}
-
-
-def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
-    """The worker, up to the call of its program. It answers the host when nothing is left to give up."""
-    step = "namespaces"
-    try:
+        step = "namespaces"
         syscall.unshare(_OWN_NAMESPACES)
         step = "network"
         raise_loopback()
@@ -205,7 +162,6 @@ def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
         step = "program"
         signal.signal(signal.SIGINT, signal.default_int_handler)
         os.chdir("/workspace")
-        reseed()
         birth.answer(ends, {"token": order.token, "ok": True}, [*pidfds, *ends.outer(), *folders])
     except BaseException as error:
         birth.answer(ends, {"token": order.token, "ok": False, "error": describe(error, step)})
@@ -267,19 +223,10 @@ def set_limits(limits: dict[str, int]) -> None:
         resource.setrlimit(name, (value, value))
 
 
-def reseed() -> None:
-    """Forked interpreters share their random state; each box gets fresh one. Hash seed and addresses stay shared."""
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
-
-
 def rehearse() -> None:
     """Do in the zygote, harmlessly, what each box will do: what Python and the linker set up at a first time is then
     shared."""
     raise_loopback()
-    reseed()
     read_file("/proc/self/statm")
     write_file("/dev/null", "x")
     describe(OSError(1, "x"), "x")

@@ -48,7 +48,7 @@ class Cgroups:
         kept = _usable()
         if not kept:
             return None
-        name = f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}"
+        name = _own_name()
         made = []
         for hierarchy in kept:
             _sweep(hierarchy.folder)
@@ -256,7 +256,7 @@ def _enable(folder: Path, controllers: frozenset[str]) -> None:
 
 def _works(hierarchy: Hierarchy) -> bool:
     """Make a group with limits and one below it, then remove both."""
-    trial = hierarchy.folder / f"{_PREFIX}{os.getpid()}-trial"
+    trial = hierarchy.folder / f"{_own_name()}.trial"
     try:
         if hierarchy.unified:
             # A group with processes of its own cannot hand controllers on, unless it is the root or has done so
@@ -278,7 +278,7 @@ def _sweep(folder: Path) -> None:
     """Remove what hosts left behind that were killed."""
     for old in folder.glob(f"{_PREFIX}*-*"):
         pid, _, started = old.name[len(_PREFIX) :].partition("-")
-        if pid.isdigit() and str(_started(int(pid))) != started:
+        if pid.isdigit() and str(_started(int(pid))) != started.partition(".")[0]:
             for group in sorted(old.glob("*/")):
                 _remove(group, 0)
             _remove(old, 0)
@@ -298,6 +298,11 @@ def _remove(folder: Path, timeout_s: float) -> bool:
             time.sleep(0.001)
         else:
             return True
+
+
+def _own_name() -> str:
+    """Tells a later host whether we still live."""
+    return f"{_PREFIX}{os.getpid()}-{_started(os.getpid())}"
 
 
 def _started(pid: int) -> int:

@@ -1,7 +1,9 @@
 """The program of the zygote process: raises what all boxes of one environment share, then forks a box per request.
 
-    host ── outer ── zygote (pid 1 of its namespace) ── init of a box ── worker
-                                                     └─ init of a box ── worker
+    host ── outer ── zygote (pid 1 of its namespace) ─┬─ the process that makes inits
+                                                      ├─ init of a box, pid 1 of its namespace
+                                                      ├─ worker of that box, pid 2 of the same
+                                                      └─ …
 
 The zygote reads requests from its control socket, one JSON object a message: `create`, `ping`, `exit`. A box answers
 for itself on the same socket once it is locked (box.py); the zygote answers only when a box died before that. It
@@ -26,7 +28,7 @@ import time
 import types
 from typing import Any, Callable
 
-from . import box, mount, syscall
+from . import box, init, mount, syscall
 
 MESSAGE_BYTES = 64 * 1024
 BIRTH_S = 10.0
@@ -62,7 +64,7 @@ def main(control: int, plan: dict[str, Any]) -> None:
         if os.getppid() != plan["host"]:
             os._exit(1)
         _become_zygote(link, plan)
-        zygote = Zygote(link, plan)
+        zygote = Zygote(link, plan, step("inits", init.Inits, bool(plan["uid_base"])))
         answer = {"ok": True, "proc": zygote.proc, **zygote.load()}
         link.send(json.dumps(answer).encode())
     except BaseException as error:
@@ -100,6 +102,7 @@ def _become_zygote(link: socket.socket, plan: dict[str, Any]) -> None:
     syscall.prctl(syscall.PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != 0:
         os._exit(1)
+    os.setsid()
     held = held or step("open_tree", mount.sources, plan["binds"])
     step("private root", mount.enter_private_root, plan, held)
 
@@ -142,13 +145,15 @@ def enter_user_namespace(base: int, count: int) -> None:
 class Zygote:
     """Pid 1 of the outer pid namespace: the loop that forks boxes."""
 
-    def __init__(self, link: socket.socket, plan: dict[str, Any]) -> None:
+    def __init__(self, link: socket.socket, plan: dict[str, Any], inits: init.Inits) -> None:
         self._link = link
         self._plan = plan
+        self._inits = inits
         self.proc = "pid"
         self._own_pids = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self._free = list(range(FIRST_BOX_ID, plan["uids"])) if plan["uid_base"] else []
-        self._children: dict[int, Child] = {}
+        self._inits_alive: dict[int, Child] = {}
+        self._workers_alive: dict[int, Child] = {}
         self._unborn: list[Child] = []
         self._epoll = select.epoll()
 
@@ -173,7 +178,7 @@ class Zygote:
             if len(os.listdir("/proc/self/task")) > 1:
                 raise StartError(f"preload {name}", RuntimeError("the import starts threads"))
             loaded.append(name)
-        self._birth = box.Birth(self._link, self._plan, _worker_main(self._plan["worker"]))
+        self._birth = box.Birth(self._link, self._plan, _load_worker(self._plan["worker"]))
         step("seal", mount.seal)
         # Boxes, too, start from here; what the zygote itself may do stays.
         step("privileges", syscall.lock_privileges)
@@ -188,9 +193,12 @@ class Zygote:
         self._epoll.register(self._link.fileno(), select.EPOLLIN)
         while True:
             ready = {descriptor for descriptor, _ in self._epoll.poll(self._patience())}
-            # The dead first, so that what they held is free for the request.
-            for descriptor in ready & self._children.keys():
-                self._bury(self._children[descriptor])
+            # The dead first, so that what they held is free for the request. Workers before inits: the kernel lets an
+            # init end only when the zygote has buried what it forked into that namespace.
+            for descriptor in ready & self._workers_alive.keys():
+                self._bury_worker(self._workers_alive[descriptor])
+            for descriptor in ready & self._inits_alive.keys():
+                self._bury(self._inits_alive[descriptor])
             if self._link.fileno() in ready:
                 self._read_request()
             self._look_after_births()
@@ -234,7 +242,7 @@ class Zygote:
         if operation == "create":
             self._create(box.Order.from_request(request, descriptors))
         elif operation == "ping":
-            self.answer({"token": request.get("token"), "boxes": len(self._children)})
+            self.answer({"token": request.get("token"), "boxes": len(self._inits_alive)})
         elif operation == "exit":
             os._exit(0)
         else:
@@ -255,35 +263,55 @@ class Zygote:
         if self._plan["uid_base"] and not self._free:
             raise RuntimeError(f"all {self._plan['uids'] - FIRST_BOX_ID} user ids are in use")
         ends = box.Ends()
-        owner = self._free.pop() if self._free else 0
-        self._birth.owner = owner
+        self._birth.owner = owner = self._free.pop() if self._free else 0
+        child = Child(order.token, owner, ends)
         try:
-            syscall.unshare(syscall.CLONE_NEWPID)
-            pid = syscall.plain_fork()
-            if pid == 0:
-                try:
-                    box.init(order, self._birth, ends)
-                finally:
-                    # Whatever went wrong: a child must never go on as the zygote.
-                    os._exit(1)
-            syscall.setns(self._own_pids, syscall.CLONE_NEWPID)
-            descriptor = syscall.pidfd_open(pid)
+            child.init, space = self._inits.new()
+            try:
+                child.init_pidfd = syscall.pidfd_open(child.init)
+                syscall.setns(space, syscall.CLONE_NEWPID)
+            finally:
+                os.close(space)
+            try:
+                pid = os.fork()
+                if pid == 0:
+                    try:
+                        box.work(order, self._birth, ends)
+                    finally:
+                        # Whatever went wrong: a child must never go on as the zygote.
+                        os._exit(1)
+            finally:
+                syscall.setns(self._own_pids, syscall.CLONE_NEWPID)
+            child.add_worker(pid)
         except OSError:
-            self._give_back(owner)
+            child.abandon()
             ends.close()
+            self._give_back(owner)
             raise
-        ends.close(but=ends.stood)
-        child = self._children[descriptor] = Child(pid, descriptor, owner, order.token, ends.stood)
+        ends.close(but=(ends.stood, ends.status))
+        self._inits_alive[child.init_pidfd] = self._workers_alive[child.worker_pidfd] = child
+        for descriptor in (child.init_pidfd, child.worker_pidfd):
+            self._epoll.register(descriptor, select.EPOLLIN)
         self._unborn.append(child)
-        self._epoll.register(descriptor, select.EPOLLIN)
+
+    def _bury_worker(self, child: Child) -> None:
+        """Say how the worker ended, and end what is left of its box."""
+        pid, status, usage = os.wait4(child.worker, os.WNOHANG)
+        if pid == 0:
+            return
+        self._epoll.unregister(child.worker_pidfd)
+        del self._workers_alive[child.worker_pidfd]
+        os.close(child.worker_pidfd)
+        child.tell(os.waitstatus_to_exitcode(status), usage.ru_maxrss * 1024)
+        signal.pidfd_send_signal(child.init_pidfd, signal.SIGKILL)
 
     def _bury(self, child: Child) -> None:
         """The init of a box has ended, and the kernel has ended every process of it before saying so."""
-        if os.waitpid(child.pid, os.WNOHANG)[0] == 0:
+        if os.waitpid(child.init, os.WNOHANG)[0] == 0:
             return
-        self._epoll.unregister(child.descriptor)
-        del self._children[child.descriptor]
-        os.close(child.descriptor)
+        self._epoll.unregister(child.init_pidfd)
+        del self._inits_alive[child.init_pidfd]
+        os.close(child.init_pidfd)
         self._give_back(child.owner)
         if not child.has_stood():
             self.answer({"token": child.token}, RuntimeError(child.reason))
@@ -297,14 +325,39 @@ class Zygote:
 
 
 class Child:
-    """A box as the zygote sees it: its init, the id it runs under, and whether it has answered for itself."""
+    """A box as the zygote sees it: its two processes, the id it runs under, and whether it has answered for itself."""
 
-    def __init__(self, pid: int, descriptor: int, owner: int, token: int, stood: int) -> None:
-        self.pid, self.descriptor, self.owner, self.token = pid, descriptor, owner, token
+    def __init__(self, token: int, owner: int, ends: box.Ends) -> None:
+        self.token, self.owner = token, owner
+        self.init = self.worker = self.init_pidfd = self.worker_pidfd = -1
         self.due_at = time.monotonic() + BIRTH_S
         self.reason = "the box died before it stood"
-        self._stood = stood
-        os.set_blocking(stood, False)
+        self._stood, self._status = ends.stood, ends.status
+        os.set_blocking(ends.stood, False)
+
+    def add_worker(self, pid: int) -> None:
+        self.worker = pid
+        self.worker_pidfd = syscall.pidfd_open(pid)
+
+    def abandon(self) -> None:
+        """End what there is of a box that could not be made."""
+        for pid in (self.worker, self.init):
+            if pid > 0:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+        for descriptor in (self.init_pidfd, self.worker_pidfd):
+            if descriptor >= 0:
+                os.close(descriptor)
+
+    def tell(self, code: int, peak_rss_bytes: int) -> None:
+        """The end of the worker, as a line of JSON, to the host if it still listens. The pipe's end says the box is
+        gone."""
+        end = {"exit": code if code >= 0 else None, "signal": -code if code < 0 else None}
+        try:
+            os.write(self._status, json.dumps({**end, "peak_rss_bytes": peak_rss_bytes}).encode() + b"\n")
+        except OSError:
+            pass
+        os.close(self._status)
 
     def has_stood(self) -> bool:
         """Whether the box has answered the host itself."""
@@ -321,7 +374,7 @@ class Child:
     def overdue(self) -> None:
         self.reason = f"the box did not stand within {BIRTH_S:.0f} s"
         self.due_at = time.monotonic() + BIRTH_S
-        signal.pidfd_send_signal(self.descriptor, signal.SIGKILL)
+        signal.pidfd_send_signal(self.init_pidfd, signal.SIGKILL)
 
     def close(self) -> None:
         if self._stood >= 0:
@@ -329,11 +382,16 @@ class Child:
             self._stood = -1
 
 
-def _worker_main(source: str) -> Callable[[int], Any]:
-    """Run the worker's program up to its definitions, so that no box has to."""
+def _load_worker(source: str) -> box.WorkerMain:
+    """Run the worker's program up to its definitions, so that no box has to, and let it practise: what it does for
+    the first time there (imports, caches, specialised code) is then shared by all boxes, about 0.7 MB of each."""
     module = types.ModuleType("__worker__")
     exec(compile(source, "<worker>", "exec"), module.__dict__)
-    found: box.WorkerMain = getattr(module.__dict__.get("runner", module), "worker_main")  # noqa: B009
+    program = module.__dict__.get("runner", module)
+    practise = getattr(program, "practise", None)
+    if practise is not None:
+        practise()
+    found: box.WorkerMain = program.worker_main
     return found
 
 

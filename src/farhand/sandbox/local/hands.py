@@ -40,7 +40,7 @@ class JailHands:
         self._handles = handles
         self._group = group
         self._bound = spec.memory_bytes
-        self._watch = watch.Watch(handles.init_pid, spec.memory_bytes, handles.scratch)
+        self._watch = watch.Watch(handles.roots, spec.memory_bytes, handles.scratch)
         self._looked = 0.0
         self._last: Usage | None = None
         self._frozen = False
@@ -92,7 +92,7 @@ class JailHands:
         bound = int(limits.get("memory_bytes", self._bound))
         if bound != self._bound and not self._gone:
             self._bound = bound
-            self._watch = watch.Watch(self._handles.init_pid, bound, self._handles.scratch)
+            self._watch = watch.Watch(self._handles.roots, bound, self._handles.scratch)
 
     def suspend(self) -> None:
         if self._gone:
@@ -102,7 +102,7 @@ class JailHands:
             if self._group is not None and self._group.can_freeze:
                 self._group.freeze()
             else:
-                watch.suspend(self._handles.init_pid)
+                watch.suspend(self._handles.roots)
         except BaseException:
             self.resume()
             raise
@@ -114,7 +114,7 @@ class JailHands:
         if self._group is not None and self._group.can_freeze:
             self._group.thaw()
         else:
-            watch.resume(self._handles.init_pid)
+            watch.resume(self._handles.roots)
 
     def files(self) -> DirectoryFiles:
         return self._files

@@ -17,7 +17,7 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from farhand.errors import FarhandError, Fenced, ProtocolViolation, SandboxError, SandboxLost
 from farhand.sandbox.local import lifecycle, request
@@ -38,6 +38,7 @@ ENVIRONMENT_IDLE_S = 600.0
 """A zygote that nobody wanted a box of is ended after that long."""
 SESSIONS_REMEMBERED = 10_000
 STOP_S = 5.0
+_held: list[IO[str]] = []
 
 
 class Caller:
@@ -396,7 +397,12 @@ def main(arguments: list[str]) -> None:
         run(home, options, tell)
     except FarhandError as error:
         tell(error.message)
-        sys.exit(1)
+        os._exit(1)
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)
 
 
 def run(home: Path, options: Options, tell: Callable[[str], None]) -> None:
@@ -406,14 +412,15 @@ def run(home: Path, options: Options, tell: Callable[[str], None]) -> None:
     if lock is None:
         tell("held")
         return
-    with lock:
-        _trim_log(home)
-        _raise_file_limit()
-        listening, path = lifecycle.listen(home, lock)
-        try:
-            _serve(Host(listening, options), tell)
-        finally:
-            lifecycle.forget(path, lock)
+    # Held until the process ends: who gets it next finds nothing of this host.
+    _held.append(lock)
+    _trim_log(home)
+    _raise_file_limit()
+    listening, path = lifecycle.listen(home, lock)
+    try:
+        _serve(Host(listening, options), tell)
+    finally:
+        lifecycle.forget(path, lock)
 
 
 def _serve(host: Host, tell: Callable[[str], None]) -> None:

@@ -69,8 +69,8 @@ def enter_private_root(plan: dict[str, Any], trees: list[Source]) -> None:
         os.symlink(text, f"{_STAGE}/dev/{name}")
     for path, text in plan["files"].items():
         make_place(_STAGE + path, False)
-        with open(_STAGE + path, "w") as file:
-            file.write(text)
+        with open(_STAGE + path, "wb") as file:
+            file.write(text.encode())
     for folder in plan["masked"]:
         if os.path.isdir(_STAGE + folder):
             syscall.bind(_STAGE + "/.empty", _STAGE + folder)

@@ -294,7 +294,8 @@ class Pool:
             order.ready(error)
         else:
             self._filling -= 1
-            self._log("no box for the pool", error)
+            if not self._closed:
+                self._log("no box for the pool", error)
 
     def _gone(self, line: _Line, box: HostedBox) -> None:
         line.boxes -= 1

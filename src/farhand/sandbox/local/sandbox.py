@@ -59,7 +59,7 @@ class LocalSandbox:
         progress: Callable[[str], None] = lambda line: None,
         options: Options = lifecycle.DEFAULTS,
     ) -> None:
-        self._home = home or farhand_home()
+        self.home = home or farhand_home()
         self._progress = progress
         self._options = options
         self._outfits: dict[Environment, Outfit] = {}
@@ -119,7 +119,7 @@ class LocalSandbox:
             await self.ask({"op": "stop", "force": force})
         except SandboxLost:
             return False
-        await asyncio.to_thread(lifecycle.await_end, self._home)
+        await asyncio.to_thread(lifecycle.await_end, self.home)
         return True
 
     # -- for boxes --
@@ -148,10 +148,9 @@ class LocalSandbox:
     async def _ask(self, asked: dict[str, Any], start: bool = False, then: bytes = b"") -> tuple[dict[str, Any], Early]:
         line = request.dump({"v": request.VERSION, **asked}) + then
         for attempt in range(ATTEMPTS):
-            sock = await self._connected(start)
-            if sock is None:
+            early = await self._connected(start)
+            if early is None:
                 break
-            early = Early(sock)
             try:
                 answer = await asyncio.wait_for(early.ask(line), ANSWER_S)
                 return request.answer_of(answer), early
@@ -168,21 +167,24 @@ class LocalSandbox:
                 raise
         raise HostGone("no host of the local jail runs")
 
-    async def _connected(self, start: bool) -> socket.socket | None:
+    async def _connected(self, start: bool) -> Early | None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ANSWER_S
         while True:
             try:
-                found = lifecycle.find(self._home)
+                found = lifecycle.find(self.home)
             except BlockingIOError:
                 if loop.time() > deadline:
                     raise SandboxLost("the host takes no connections") from None
                 await asyncio.sleep(BUSY_POLL_S)
                 continue
             if found is None and start:
-                found = await asyncio.to_thread(lifecycle.start, self._home, self._options)
-                found.setblocking(False)
-            return found
+                return await asyncio.to_thread(self._start)
+            return None if found is None else Early(found)
+
+    def _start(self) -> Early:
+        # Wrapped in the thread that makes it: whoever asked may have given up meanwhile.
+        return Early(lifecycle.start(self.home, self._options))
 
     def _prepare(self, environment: Environment) -> Outfit:
         """Find the interpreter and build the packages. Blocks."""
@@ -195,7 +197,7 @@ class LocalSandbox:
             python, prefix, version = _which_python(environment.python)
         if not environment.packages:
             return Outfit(python, prefix, version, preload=_PRELOAD_ALWAYS)
-        built = build(environment, self._home, self._progress)
+        built = build(environment, self.home, self._progress)
         return Outfit(
             python,
             prefix,
@@ -214,9 +216,11 @@ class HostGone(SandboxLost):
 
 
 class Early:
-    """A connection to the host before it is a stream of an event loop: asked on, and perhaps a channel already."""
+    """A connection to the host before it is a stream of an event loop; perhaps a channel already. One that
+    is forgotten is closed."""
 
     def __init__(self, sock: socket.socket) -> None:
+        sock.setblocking(False)
         self._sock: socket.socket | None = sock
         self._data = b""
 

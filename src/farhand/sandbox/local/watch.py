@@ -1,8 +1,8 @@
 """What a box uses, read from outside: memory, processor time, processes, threads. And stopping all of it for a while.
 
-Every process of a box descends from its init, because orphans go there. The walk follows /proc/PID/task/*/children;
-no process of the box takes part, so none can lie, but what lives shorter than the interval between two looks may be
-missed.
+Every process of a box descends from its worker or, as an orphan, from its init. The walk follows
+/proc/PID/task/*/children; no process of the box takes part, so none can lie, but what lives shorter than the interval
+between two looks may be missed.
 
 Memory is anonymous and shared anonymous memory and page tables. The cheap sum over processes counts a page that
 several share several times; only when that sum passes the bound are shares counted (smaps_rollup), in steps that end
@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from farhand.errors import SandboxError
@@ -62,18 +62,20 @@ def read_process(pid: int) -> Process | None:
     return Process(pid, text[0].decode(), int(text[19]), times[0] + times[1], times[2] + times[3], int(text[17]))
 
 
-def descendants(init_pid: int) -> Iterator[Process]:
-    """Every living process below `init_pid`, each once, as far as they hold still while one looks."""
-    waiting, seen = [init_pid], {init_pid}
+def processes(roots: Sequence[int]) -> Iterator[Process]:
+    """Every living process of a box, each once, as far as they hold still while one looks. `roots` are (init,
+    worker); init, which is not the guest's, is left out."""
+    init = roots[0]
+    waiting, seen = list(roots), set(roots)
     while waiting and len(seen) < PROCESSES_WALKED:
         pid = waiting.pop()
-        process = read_process(pid)
-        if process is None and pid != init_pid:
-            # Its children have gone to init by now.
+        process = read_process(pid) if pid != init else None
+        if process is None and pid != init:
+            # Its children have gone to init by now, or will be seen the next time.
             continue
-        if process is not None and pid != init_pid:
+        if process is not None:
             yield process
-        for child in _children(pid, process is None or process.threads > 1):
+        for child in _children(pid, process is not None and process.threads > 1):
             if child not in seen:
                 seen.add(child)
                 waiting.append(child)
@@ -139,10 +141,11 @@ def _share(resident: _Resident) -> tuple[int, int]:
 
 
 class Watch:
-    """Looks at one box as often as it is asked. `folder` is a descriptor of its disk, `memory_bytes` the bound."""
+    """Looks at one box, `BoxHandles.roots`, as often as it is asked. `folder` is a descriptor of its disk,
+    `memory_bytes` the bound."""
 
-    def __init__(self, init_pid: int, memory_bytes: int, folder: int | None = None) -> None:
-        self._init = init_pid
+    def __init__(self, roots: Sequence[int], memory_bytes: int, folder: int | None = None) -> None:
+        self._roots = roots
         self._bound = memory_bytes
         self._folder = folder
         self._ticks: dict[tuple[int, int], int] = {}
@@ -154,18 +157,18 @@ class Watch:
 
     def usage(self) -> Usage:
         """About 60 µs and 50 µs for each process; more while shared pages have to be told apart."""
-        processes = list(descendants(self._init))
-        memory, exact = self._memory([_resident(process.pid) for process in processes])
-        self._count_cpu(processes)
-        return Usage(memory, exact, self._cpu_s, len(processes), sum(process.threads for process in processes))
+        found = list(processes(self._roots))
+        memory, exact = self._memory([_resident(process.pid) for process in found])
+        self._count_cpu(found)
+        return Usage(memory, exact, self._cpu_s, len(found), sum(process.threads for process in found))
 
-    def _count_cpu(self, processes: list[Process]) -> None:
+    def _count_cpu(self, found: list[Process]) -> None:
         # Two lower bounds: what was seen of each process, and what parents were told of the children they buried.
-        alive = {(process.pid, process.started): process.ticks for process in processes}
+        alive = {(process.pid, process.started): process.ticks for process in found}
         self._ended_ticks += sum(ticks for key, ticks in self._ticks.items() if key not in alive)
         self._ticks = alive
-        init = read_process(self._init)
-        told = sum(process.ticks + process.reaped_ticks for process in processes) + (init.reaped_ticks if init else 0)
+        init = read_process(self._roots[0])
+        told = sum(process.ticks + process.reaped_ticks for process in found) + (init.reaped_ticks if init else 0)
         self._cpu_s = max(self._cpu_s, max(self._ended_ticks + sum(alive.values()), told) * _TICK_S)
 
     def disk_used_bytes(self) -> int:
@@ -204,7 +207,7 @@ class Watch:
         return anonymous + max(0, shared - disk)
 
 
-def suspend(init_pid: int, timeout_s: float = SUSPEND_S) -> None:
+def suspend(roots: Sequence[int], timeout_s: float = SUSPEND_S) -> None:
     """Stop every process of the box, by signal, until `resume`. Returns when none runs; SandboxError when that takes
     too long.
 
@@ -212,7 +215,7 @@ def suspend(init_pid: int, timeout_s: float = SUSPEND_S) -> None:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        running = [process for process in descendants(init_pid) if process.state not in "Tt"]
+        running = [process for process in processes(roots) if process.state not in "Tt"]
         if not running:
             return
         if time.monotonic() > deadline:
@@ -221,9 +224,9 @@ def suspend(init_pid: int, timeout_s: float = SUSPEND_S) -> None:
             _signal(process, signal.SIGSTOP)
 
 
-def resume(init_pid: int) -> None:
+def resume(roots: Sequence[int]) -> None:
     """Let every stopped process run again."""
-    for process in descendants(init_pid):
+    for process in processes(roots):
         if process.state == "T":
             _signal(process, signal.SIGCONT)
 

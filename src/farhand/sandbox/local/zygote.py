@@ -40,7 +40,7 @@ THREAD_STACK_BYTES = 2 * MIB
 THREADS_ALLOWED_FOR = 32
 MALLOC_ARENAS = 2
 _HANDLES = 8
-_MODULES = ("numbers", "syscall", "seccomp", "mount", "box", "forker")
+_MODULES = ("numbers", "syscall", "seccomp", "mount", "box", "init", "forker")
 
 # Runs under `python -I -S -c`, so it is in every box's /proc/*/cmdline and holds nothing of the machine.
 _LOADER = """\
@@ -61,10 +61,11 @@ main, plan = load(); main(int(sys.argv[1]), plan)
 class ZygoteSpec:
     """What all boxes of one environment share.
 
-    `worker` is the source of a program that defines `worker_main(descriptor)`. `python` is an interpreter's real path
-    and `prefix` its prefix; None for the one that runs now. `site` holds the environment's packages, `mplconfig` a
-    font cache for matplotlib. `preload` modules are imported once, in the zygote, inside the walls of its own
-    namespaces. `environ` is added to the boxes' environment and visible to guest code.
+    `worker` is the source of a program that defines `worker_main(descriptor)`, itself or in a module it calls
+    `runner`; a `practise()` beside it, if there is one, runs once in the zygote and must leave no trace. `python` is
+    an interpreter's real path and `prefix` its prefix; None for the one that runs now. `site` holds the environment's
+    packages, `mplconfig` a font cache for matplotlib. `preload` modules are imported once, in the zygote, inside the
+    walls of its own namespaces. `environ` is added to the boxes' environment and visible to guest code.
     """
 
     worker: str
@@ -123,6 +124,11 @@ class BoxHandles:
     status: int
     workspace: int
     scratch: int
+
+    @property
+    def roots(self) -> tuple[int, int]:
+        """Every process of the box is one of these or below one of them."""
+        return self.init_pid, self.worker_pid
 
     def interrupt(self) -> None:
         """SIGINT to the worker alone. ProcessLookupError when it has ended."""

@@ -1,0 +1,1 @@
+"""Measures Farhand's promised figures beside other ways to run a model's Python: `scripts/bench`."""

@@ -1,0 +1,1 @@
+"""Programs that run inside the comparators, each a file of its own that imports nothing of ours."""

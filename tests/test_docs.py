@@ -1,0 +1,369 @@
+"""The documents say what is so: tests, links, files, limits, events, errors and commands that they name exist, and
+their examples run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import fields
+from functools import cache
+from pathlib import Path
+
+import click
+import pytest
+
+import farhand
+from chat_server import serving
+from farhand import errors
+from farhand import event as ev
+from farhand.agent import CodeAgent
+from farhand.cli.main import cli
+from farhand.errors import FarhandError
+from farhand.limits import Limits
+from farhand.sandbox.environment import BARE
+from farhand.sandbox.port import Sandbox
+from farhand.testing import ScriptedModel, code
+from farhand.tool import tool
+
+ROOT = Path(__file__).parent.parent
+pytestmark = pytest.mark.skipif(
+    not (ROOT / "README.md").exists(), reason="this is no checkout: the documents are not here"
+)
+
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+DECISIONS = sorted(ROOT.glob("docs/decisions/*.md"))
+PAGE_LINES = 150
+DECISION_LINES = 40
+PLACES = ("", "src/farhand/", "tests/", "docs/", "docs/decisions/")
+"""Where a file that a document names may be."""
+MADE = {"environment.json", "program.py", "prices.py"}
+"""Files that programs make, and that examples name."""
+SHUNNED = re.compile(r"\b(robust|seamless\w*|blazing\w*|cutting.edge|just works|powerful|state.of.the.art)\b", re.I)
+
+
+def page_id(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=page_id)
+
+
+@cache
+def text_of(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The fenced blocks of one language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text_of(page), re.M | re.S)
+
+
+def prose(page: Path) -> str:
+    """The page without its fenced blocks."""
+    return re.sub(r"^```.*?^```$", "", text_of(page), flags=re.M | re.S)
+
+
+def table(page: Path, heading: str) -> list[list[str]]:
+    """The cells of the rows of the first table after a heading."""
+    _, _, after = text_of(page).partition(f"\n{heading}\n")
+    assert after, f"{page_id(page)} has no heading {heading!r}"
+    rows: list[list[str]] = []
+    for line in after.splitlines():
+        if line.startswith("|"):
+            rows.append([cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]])
+        elif rows:
+            break
+    return rows[2:]
+
+
+# ---- form ----
+
+
+@every_page
+def test_a_page_is_short_and_plain(page: Path) -> None:
+    lines = text_of(page).splitlines()
+    longest = PAGE_LINES if page.parent.name == "docs" else DECISION_LINES if page.parent.name == "decisions" else 400
+    assert len(lines) <= longest
+    assert lines[0].startswith("# ")
+    assert not SHUNNED.findall(text_of(page))
+    assert not re.search(r"/work/|/tmp/plan", text_of(page))
+
+
+def test_decisions_are_numbered_and_have_their_three_parts() -> None:
+    assert [path.name[:4] for path in DECISIONS] == [f"{number:04}" for number in range(1, len(DECISIONS) + 1)]
+    for path in DECISIONS:
+        assert re.findall(r"^## (.*)$", text_of(path), re.M) == ["Context", "Decision", "Consequences"], path.name
+        assert text_of(path).startswith(f"# {path.name[:4]}: ")
+
+
+def test_the_architecture_has_one_picture() -> None:
+    page = ROOT / "ARCHITECTURE.md"
+    assert text_of(page).count("│") > 10
+    pictures = [block for block in blocks(page, "text") if "│" in block]
+    assert len(pictures) == 1
+
+
+# ---- what is named exists ----
+
+
+def anchors(page: Path) -> set[str]:
+    titles = re.findall(r"^#+ (.*)$", prose(page), re.M)
+    return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
+
+
+@every_page
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith("https://"):
+            continue
+        path, _, anchor = target.partition("#")
+        to = (page.parent / path).resolve() if path else page
+        assert to.exists(), f"{target} in {page_id(page)}"
+        if anchor:
+            assert anchor in anchors(to), f"{target} in {page_id(page)}"
+
+
+@every_page
+def test_every_file_that_is_named_exists(page: Path) -> None:
+    named = re.findall(r"`([\w./-]+\.(?:py|md|sql|toml|jsonl))`|`((?:scripts|\.ci|bench)/[\w./-]+)`", prose(page))
+    for name in {first or second for first, second in named} - MADE:
+        found = [place for place in PLACES if (ROOT / place / name).exists()]
+        assert found or list((ROOT / "src").rglob(name)), f"{name} in {page_id(page)}"
+
+
+@cache
+def functions_of(file: str) -> frozenset[str]:
+    tree = ast.parse((ROOT / "tests" / file).read_text())
+    return frozenset(node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef))
+
+
+@pytest.mark.parametrize("name", ["SPECIFICATION.md", "SECURITY.md"])
+def test_every_test_that_is_named_exists(name: str) -> None:
+    text = text_of(ROOT / name)
+    named = {(file.removeprefix("tests/"), test) for file, test in re.findall(r"`([\w/]+\.py)::(\w+)`", text)}
+    if name == "SECURITY.md":
+        named |= {("jail/test_hardening.py", test) for test in re.findall(r"`(test_\w+)`", text)}
+    missing = sorted(f"{file}::{test}" for file, test in named if test not in functions_of(file))
+    assert not missing
+    assert len(named) > 20
+
+
+def test_every_promise_has_a_number_of_its_own_and_a_test() -> None:
+    _, *promises = re.split(r"^- (?=\*\*)", text_of(ROOT / "SPECIFICATION.md"), flags=re.M)
+    numbers = [match[1] for promise in promises if (match := re.match(r"\*\*([A-Z]\d+)\*\* ", promise))]
+    assert len(numbers) == len(promises)
+    assert len(set(numbers)) == len(numbers)
+    assert [promise for promise in promises if "::" not in promise] == []
+
+
+def test_every_row_of_the_hardening_table_names_a_test() -> None:
+    rows = table(ROOT / "SECURITY.md", "## The hardening table")
+    assert len(rows) > 20
+    assert [row for row in rows if "test_" not in row[2]] == []
+    named = set(re.findall(r"test_\w+", text_of(ROOT / "SECURITY.md")))
+    assert hardening_tests() <= named
+
+
+def hardening_tests() -> set[str]:
+    """What holds the wall, without what shows that ordinary things work."""
+    return {name for name in functions_of("jail/test_hardening.py") if name.startswith("test_")} - {
+        "test_loopback_works_inside"
+    }
+
+
+def test_to_change_something_there_is_a_file_to_open() -> None:
+    rows = table(ROOT / "ARCHITECTURE.md", "## To change X, open Y")
+    assert len(rows) >= 40
+    for what, where in rows:
+        named = re.findall(r"`([\w./]+)`", where)
+        paths = [name for name in named if "/" in name or name.endswith(".py")]
+        assert paths, what
+        for path in paths:
+            assert (ROOT / path).exists() or (ROOT / "src/farhand" / path).exists(), f"{what}: {path}"
+
+
+# ---- tables that repeat the code ----
+
+
+def test_every_limit_is_in_the_table_with_its_default() -> None:
+    rows = {row[0].strip("`"): row[1] for row in table(ROOT / "docs/sandboxes.md", "## Limits")}
+    assert list(rows) == [field.name for field in fields(Limits)]
+    for field in fields(Limits):
+        assert amount(rows[field.name]) == field.default, field.name
+
+
+def amount(text: str) -> float:
+    number, _, unit = text.replace(",", "").partition(" ")
+    return float(number) * {"": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}[unit]
+
+
+def documented_events() -> dict[str, set[str]]:
+    """Type → fields."""
+    found: dict[str, set[str]] = {}
+    for line in text_of(ROOT / "docs/events.md").splitlines():
+        match = re.match(r"\| ((?:`[a-z]+\.[a-z]+`(?:, )?)+) \| (.*) \|$", line)
+        for name in re.findall(r"`([a-z.]+)`", match[1]) if match else ():
+            assert match is not None
+            found[name] = set(re.findall(r"`(\w+)`", match[2]))
+    _, _, reserved = text_of(ROOT / "docs/events.md").partition("\n## Reserved\n")
+    found |= {name: set() for name in re.findall(r"`([a-z]+\.[a-z]+)`", reserved.partition("\n## ")[0])}
+    return found
+
+
+def test_every_event_type_is_documented() -> None:
+    assert set(documented_events()) == set(ev.TYPES)
+
+
+def test_every_error_is_documented_with_its_code() -> None:
+    rows = {row[0].strip("`"): (row[1].strip("`"), row[2]) for row in table(ROOT / "docs/failures.md", "## The errors")}
+    classes = [found for found in vars(errors).values() if isinstance(found, type) and issubclass(found, FarhandError)]
+    assert rows == {found.__name__: (found.code, "yes" if found.retryable else "no") for found in classes}
+
+
+def test_every_command_and_option_is_documented() -> None:
+    rows = table(ROOT / "docs/cli.md", "# The command line")
+    assert {re.findall(r"farhand (\w+)", row[0])[0] for row in rows} == set(cli.commands)
+    _, _, options = text_of(ROOT / "docs/cli.md").partition("| option |")
+    for name, command in cli.commands.items():
+        for parameter in command.params:
+            if isinstance(parameter, click.Option):
+                pattern = rf"^\| `{parameter.opts[0]}[ `][^|]*\| [^|]*\b{name}\b"
+                assert re.search(pattern, options, re.M), f"{parameter.opts[0]} of {name}"
+
+
+def test_every_public_name_is_in_a_document() -> None:
+    text = "".join(text_of(page) for page in PAGES)
+    assert [name for name in farhand.__all__ if not re.search(rf"\b{name}\b", text)] == []
+
+
+# ---- what is shown runs ----
+
+
+@tool
+def drop() -> None:
+    """Raises what is no receipt."""
+    raise ConnectionResetError("gone")
+
+
+def test_recorded_events_have_the_documented_fields(tmp_path: Path) -> None:
+    lively = "print(1)\ndisplay(2)\nopen('a.txt', 'w').write('x')\ntry: drop()\nexcept ConnectionError: pass"
+    replies = [
+        code(lively),
+        code("import os; os._exit(3)"),
+        code("final_answer({'a': 1})"),
+        "no code",
+        "none",
+        "nothing",
+    ]
+    agent = CodeAgent([drop], ScriptedModel(replies), "subprocess", environment=BARE, home=tmp_path)
+    with agent:
+        session = agent.run("Do it").session_id
+        with pytest.raises(farhand.TurnFailed):
+            agent.run("Again", session=session)
+    agent = CodeAgent([], ScriptedModel([]), "subprocess", environment=BARE, home=tmp_path)
+    events = asyncio.run(all_events(agent, session))
+    documented = documented_events()
+    assert {event.type for event in events} >= {ev.EFFECT_SETTLED, ev.SANDBOX_LOST, ev.TURN_FAILED, ev.ACTION_WROTE}
+    for event in events:
+        assert set(event.data) - {"$refs"} <= documented[event.type], event.type
+
+
+async def all_events(agent: CodeAgent, session: str) -> list[ev.Event]:
+    try:
+        return await agent.store.read(session)
+    finally:
+        await agent.aclose()
+
+
+PYTHON = [(page, block) for page in PAGES for block in blocks(page, "python")]
+
+
+@pytest.fixture
+def scripted(home: Path) -> Iterator[dict[str, str]]:
+    """An environment in which a model of this machine is chosen."""
+    reply = "```python\nfinal_answer(price('tea') + 2 * price('cake'))\n```\n"
+    with serving(reply) as server:
+        yield {**os.environ, "FARHAND_HOME": str(home), "FARHAND_MODEL": server.model, "OPENAI_API_KEY": "sk-of-nobody"}
+
+
+@pytest.mark.jail
+@pytest.mark.parametrize(("page", "example"), PYTHON, ids=[f"{page_id(p)}-{n}" for n, (p, _) in enumerate(PYTHON)])
+def test_every_python_example_runs(
+    local: Sandbox, scripted: dict[str, str], tmp_path: Path, page: Path, example: str
+) -> None:
+    if example.startswith("#%%"):
+        program = tmp_path / "prices.py"
+        program.write_text(example)
+        done = run([sys.executable, "-m", "farhand.cli.main", "exec", str(program)], scripted)
+        (expected,) = blocks(page, "text")
+        assert done.stdout == expected
+        return
+    program = tmp_path / "example.py"
+    program.write_text(example)
+    done = run([sys.executable, str(program)], scripted)
+    assert done.returncode == 0, done.stderr
+    if page.name == "README.md":
+        assert done.stdout.startswith("12.0\nses_")
+
+
+def run(command: list[str], environ: dict[str, str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, env=environ, cwd="/", capture_output=True, text=True, timeout=100)
+
+
+COMMANDS = [line for block in blocks(ROOT / "README.md", "sh") for line in block.splitlines()] if PAGES else []
+QUESTION = 'scripts/run "How many r are there in strawberry?"'
+
+
+def is_set_up() -> bool:
+    return (ROOT / ".venv" / "fetched").exists() and Path(sys.prefix).resolve() == (ROOT / ".venv").resolve()
+
+
+def test_every_command_of_the_readme_is_known_here() -> None:
+    assert QUESTION in COMMANDS
+    assert "scripts/test" in COMMANDS, "it runs this test"
+    assert sum(command.startswith(("scripts/run", "OPENAI_API_KEY=… scripts/run")) for command in COMMANDS) == 4
+    assert COMMANDS[-1] == "echo 'print(6 * 7)' | scripts/farhand exec -"
+    assert len(COMMANDS) == 6
+
+
+@pytest.mark.jail
+@pytest.mark.real_model
+@pytest.mark.skipif(not is_set_up(), reason="this checkout is not set up: run scripts/setup")
+def test_the_first_command_answers_with_the_real_model(local: Sandbox, home: Path) -> None:
+    done = run(["bash", "-c", f"cd '{ROOT}' && {QUESTION}"], {**os.environ, "FARHAND_HOME": str(home)})
+    assert (done.returncode, done.stdout) == (0, "3\n"), done.stderr
+
+
+@pytest.mark.jail
+@pytest.mark.skipif(not is_set_up(), reason="this checkout is not set up: run scripts/setup")
+def test_the_other_commands_run(local: Sandbox, home: Path, scripted: dict[str, str]) -> None:
+    done = run(["bash", "-c", f"cd '{ROOT}' && {COMMANDS[-1]}"], scripted)
+    assert (done.returncode, done.stdout) == (0, "42\n"), done.stderr
+    url = scripted["FARHAND_MODEL"].partition("@")[2]
+    for command in COMMANDS:
+        if "NAME@http" in command:
+            changed = command.replace("http://127.0.0.1:8080/v1", url).replace('"…"', '"a question"')
+            with serving("```python\nfinal_answer('yes')\n```\n") as server:
+                changed = changed.replace(url, server.model.partition("@")[2])
+                done = run(["bash", "-c", f"cd '{ROOT}' && {changed}"], scripted)
+            assert (done.returncode, done.stdout) == (0, "yes\n"), done.stderr
+
+
+def test_it_can_be_installed_with_pip(tmp_path: Path) -> None:
+    pytest.importorskip("hatchling", reason="hatchling is not installed: pip would fetch it")
+    copy = tmp_path / "checkout"
+    shutil.copytree(ROOT / "src", copy / "src", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, copy)
+    wanted = ["install", ".", "--no-deps", "--no-build-isolation", "--no-index", "--target", str(tmp_path / "site")]
+    done = subprocess.run([sys.executable, "-m", "pip", *wanted], cwd=copy, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    environ = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = run([str(tmp_path / "site/bin/farhand"), "--version"], environ)
+    assert done.stdout.startswith("farhand "), done.stderr
