@@ -52,8 +52,9 @@ TESTED = (
     ("What is the remainder of 47 divided by 9?", 2),
     ("How many s are there in mississippi?", 4),
 )
-"""None of these but the first was looked at when the examples were chosen."""
-RIGHT_AT_LEAST = 0
+"""Only the first was looked at in choosing the examples. Of the 16 looked at, 11 came out right; of these 15, 12."""
+RIGHT_AT_LEAST = 10
+"""Rounding differs between processors, and with it an answer or two."""
 REPLY = re.compile(r"```python\nfinal_answer\((?P<expression>[^\n]*)\)\n```")
 
 
@@ -146,6 +147,7 @@ def test_a_wheel_with_another_hash_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.real_model
+@pytest.mark.timeout(300)
 class TestReal:
     pytestmark = pytest.mark.anyio
 

@@ -7,6 +7,8 @@ the box.
 from __future__ import annotations
 
 import asyncio
+import os
+import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -17,7 +19,7 @@ from farhand import ledger, value
 from farhand.decide import CallTool, Settle, limits_of
 from farhand.errors import FarhandError, Fenced, ToolArgumentError, ToolTimedOut
 from farhand.event import NewEvent
-from farhand.limits import TOOL_CANCEL_S, TOOL_TIMEOUT_S
+from farhand.limits import TOOL_CANCEL_S, TOOL_THREAD_IDLE_S, TOOL_TIMEOUT_S
 from farhand.sandbox.port import Frame
 from farhand.session import Session
 from farhand.state import Action, Effect, State
@@ -181,7 +183,8 @@ class Caller:
             hint = "Find out by other means whether it took effect, or tell the user; do not repeat it."
             return {"type": "OutcomeUnknown", "message": message, "hint": hint}
         limits = limits_of(state)
-        made = sum(1 for other in state.effects.values() if other.action == effect.action)
+        action = state.turn.step.action if state.turn.step is not None else None
+        made = len(action.effects) if action is not None and action.id == effect.action else 0
         if made > limits.tool_calls:
             message = f"the limit `tool_calls` was reached: {limits.tool_calls} calls in one action"
             return {"type": "LimitReached", "message": message, "hint": "Do the rest in another action."}
@@ -268,7 +271,7 @@ async def _abandon(work: asyncio.Future[Any]) -> None:
 async def run_tool(
     tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any], permit: Callable[[], None] = lambda: None
 ) -> Any:
-    """An async tool on this loop; any other on a thread of its own, which a time-out or a cancel leaves behind.
+    """An async tool on this loop; any other on a thread that has no other, which a time-out or a cancel leaves behind.
 
     SystemExit and the like become RuntimeError: a tool ends itself, not the harness.
     """
@@ -298,8 +301,50 @@ async def run_tool(
         except RuntimeError:
             return  # the loop is closed: nobody waits
 
-    threading.Thread(target=work, name=f"tool {tool.name}", daemon=True).start()
+    _threads.run(work)
     return await future
+
+
+class _Threads:
+    """Threads that run one tool at a time and then the next one: to start one takes as long as a commit. One whose tool
+    does not come back is left behind, and was never waited for."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """In a forked child none of them runs."""
+        self._lock = threading.Lock()
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []
+
+    def run(self, work: Callable[[], None]) -> None:
+        with self._lock:
+            jobs = self._idle.pop() if self._idle else None
+        if jobs is not None:
+            jobs.put(work)
+            return
+        jobs = queue.SimpleQueue()
+        jobs.put(work)
+        threading.Thread(target=self._serve, args=(jobs,), name="farhand-tool", daemon=True).start()
+
+    def _serve(self, jobs: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            try:
+                work = jobs.get(timeout=TOOL_THREAD_IDLE_S)
+            except queue.Empty:
+                with self._lock:
+                    if jobs in self._idle:
+                        self._idle.remove(jobs)
+                        return
+                continue  # it is being given something in this moment
+            work()
+            del work
+            with self._lock:
+                self._idle.append(jobs)
+
+
+_threads = _Threads()
+os.register_at_fork(after_in_child=_threads.forget)
 
 
 def _finish(future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:

@@ -6,6 +6,7 @@ A command has a stable id: the same state gives the same commands, so the driver
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
+from functools import lru_cache
 from typing import Any, TypeAlias
 
 from farhand.action import reminder
@@ -76,9 +77,13 @@ Command: TypeAlias = AskModel | Act | CallTool | Settle | Stop | EndTurn
 
 def limits_of(state: State) -> Limits:
     """The limits the session was created with; fields a later version added are left out."""
+    return _limits(tuple((state.created.get("limits") or {}).items()))
+
+
+@lru_cache(maxsize=64)
+def _limits(given: tuple[tuple[str, Any], ...]) -> Limits:
     known = {field.name for field in fields(Limits)}
-    given = state.created.get("limits") or {}
-    return Limits(**{name: value for name, value in given.items() if name in known})
+    return Limits(**{name: value for name, value in given if name in known})
 
 
 def action_id(turn: Turn, step: Step) -> str:

@@ -86,6 +86,8 @@ TRANSCRIPT_OUTPUT_CHARS = 20_000
 """Of one action's output, what the model is shown: head and tail, the cut announced."""
 
 TOOL_TIMEOUT_S = 300.0
+TOOL_THREAD_IDLE_S = 10.0
+"""How long a thread that ran a tool waits for the next one."""
 TOOL_CANCEL_S = 0.2
 """How long a cancelled tool may take to end before it is left behind."""
 STOP_AGAIN_S = 0.25

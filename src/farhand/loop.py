@@ -20,7 +20,7 @@ from farhand.call import Caller
 from farhand.decide import Act, AskModel, CallTool, Command, EndTurn, Settle, Stop, deadline, decide
 from farhand.errors import FarhandError, Fenced, Held, ModelError, ModelProtocolError, StoreError
 from farhand.event import NewEvent
-from farhand.limits import LEASE_RENEW_S, LEASE_S, MODEL_REPLY_BYTES, MODEL_RETRY_S, STOP_AGAIN_S, Limits
+from farhand.limits import LEASE_RENEW_S, LEASE_S, MODEL_REPLY_BYTES, MODEL_RETRY_S, STOP_AGAIN_S, WAIT_POLL_S, Limits
 from farhand.model.port import TOOLS, Finished, Model, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from farhand.sandbox.environment import Environment
 from farhand.sandbox.port import Sandbox
@@ -178,7 +178,8 @@ class Driver:
         if left is not None and left <= 0:
             left = 0.25  # over already: what was decided is under way
         try:
-            await asyncio.wait_for(self._wake.wait(), left)
+            async with asyncio.timeout(left):
+                await self._wake.wait()
         except TimeoutError:
             pass
 
@@ -330,8 +331,11 @@ class Driver:
         """Fold in what other processes append: messages, cancel requests, a newer claim."""
         try:
             while True:
-                if await self.session.store.wait(self.session.id, self.session.state.seq, 1.0):
-                    await self.session.catch_up()
+                seq = self.session.state.seq
+                grown = await self.session.store.wait(self.session.id, seq, 1.0)
+                # Most of what wakes this are our own appends. To look after each costs more than the append.
+                if grown and not await self.session.catch_up(beyond=seq):
+                    await asyncio.sleep(WAIT_POLL_S)
         except Exception as error:
             self._fatal = self._fatal or error
             self._wake.set()

@@ -68,10 +68,14 @@ class Session:
         self._listeners.append(listener)
         return lambda: self._listeners.remove(listener)
 
-    async def catch_up(self) -> None:
-        """Read and fold what came since."""
+    async def catch_up(self, beyond: int | None = None) -> bool:
+        """Read and fold what came since. With `beyond`, only if nothing after that seq has been folded by the time that
+        appends under way are; False if it was."""
         async with self._lock:
+            if beyond is not None and self.state.seq > beyond:
+                return False
             await self._read_on()
+            return True
 
     async def _read_on(self) -> None:
         while True:
@@ -106,4 +110,7 @@ class Session:
     async def post(self, *events: NewEvent) -> list[Event]:
         """Append events that anybody may append, at the end."""
         packed = [await pack(self.blobs, event) for event in events]
-        return await self.store.append(self.id, None, None, packed)
+        stored = await self.store.append(self.id, None, None, packed)
+        if self.state.seq:  # who follows this log shall not wait for the next look at it
+            await self.catch_up()
+        return stored

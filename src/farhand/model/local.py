@@ -54,8 +54,8 @@ EXAMPLES = (
     ("Write 'tree' in capital letters.", '"tree".upper()'),
     ("How many p are there in pepper?", '"pepper".count("p")'),
 )
-"""Questions and the expressions that answer them. The choice and the order decide how much the model gets right; a longer
-list gets no more right and is slower to read."""
+"""Questions and the expressions that answer them. The choice and the order decide how much the model gets right; a list
+three times as long got no more right and took three times as long to read."""
 
 NOTE = (
     "The small local model (SmolLM2-135M) solves one-line tasks only. For more, set OPENAI_API_KEY or choose a --model."

@@ -29,7 +29,7 @@ from farhand.errors import SandboxLost, SandboxUnavailable
 from farhand.home import farhand_home
 from farhand.limits import BOX_END_S, BOX_START_S, FRAME_BYTES, Limits
 from farhand.sandbox import port
-from farhand.sandbox.environment import Environment, build
+from farhand.sandbox.environment import Built, Environment, build
 from farhand.sandbox.program import program_text
 from farhand.sandbox.protocol import StreamFrames
 from farhand.sandbox.runner import descendants, end_tree
@@ -54,35 +54,35 @@ class SubprocessSandbox:
         return await asyncio.to_thread(self._create, environment, dict(labels))
 
     def _create(self, environment: Environment, labels: dict[str, str]) -> SubprocessBox:
-        path = []
-        if environment.packages:
-            path.append(str(build(environment, self._home, self._progress).site))
+        built = build(environment, self._home, self._progress) if environment.packages else None
+        box_id = f"sbx_{secrets.token_hex(8)}"
         folder = _short_folder()
         try:
-            (folder / "workspace").mkdir()
-            (folder / "tmp").mkdir()
-            program = folder / "program.py"
-            program.write_text(program_text(), encoding="utf-8")
-            packages = dict(_pinned(package) for package in environment.packages)
-            box_id = f"sbx_{secrets.token_hex(8)}"
-            config = {"path": path, "packages": packages, "record": str(self._file(box_id))}
-            (folder / "box.json").write_text(json.dumps(config), encoding="utf-8")
-            pid = _start(environment.python or sys.executable, program, folder)
+            self._lay(folder, box_id, environment, built)
+            pid = _start(environment.python or sys.executable, folder, built)
             started = _start_time(pid)
             if started is None:
                 raise SandboxUnavailable("the box ended as soon as it had started")
+            record = {"id": box_id, "provider": self.name, "labels": labels, "pid": pid, "started": started}
+            self._write({**record, "folder": str(folder), "created": time.time()})
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            shutil.rmtree(folder, ignore_errors=True)  # a box without its record ends itself
             raise
-        record: dict[str, Any] = {
-            "id": box_id,
-            "provider": self.name,
-            "labels": labels,
-            "pid": pid,
+        return SubprocessBox({**record, "folder": str(folder)}, self._file(box_id))
+
+    def _lay(self, folder: Path, box_id: str, environment: Environment, built: Built | None) -> None:
+        """What a box's folder holds before it starts."""
+        (folder / "workspace").mkdir()
+        (folder / "tmp").mkdir()
+        if built is not None and built.mplconfig.is_dir():
+            shutil.copytree(built.mplconfig, folder / "tmp" / "mplconfig")
+        (folder / "program.py").write_text(program_text(), encoding="utf-8")
+        config = {
+            "path": [] if built is None else [str(built.site)],
+            "packages": dict(_pinned(package) for package in environment.packages),
+            "record": str(self._file(box_id)),
         }
-        record |= {"started": started, "folder": str(folder), "created": time.time()}
-        self._write(record)
-        return SubprocessBox(record, self._file(record["id"]))
+        (folder / "box.json").write_text(json.dumps(config), encoding="utf-8")
 
     def _file(self, box_id: str) -> Path:
         return self._boxes / f"{box_id}.json"
@@ -204,14 +204,17 @@ def _pinned(requirement: str) -> tuple[str, str]:
     return name, version
 
 
-def _start(python: str, program: Path, folder: Path) -> int:
+def _start(python: str, folder: Path, built: Built | None) -> int:
     """Start the supervisor, which detaches itself, and return its pid."""
+    scratch = folder / "tmp"
     environ = {name: os.environ[name] for name in _ENVIRON if name in os.environ}
-    environ |= {"PATH": _PATH, "HOME": str(folder / "workspace"), "TMPDIR": str(folder / "tmp")}
+    environ |= {"PATH": _PATH, "HOME": str(scratch), "TMPDIR": str(scratch), "MPLCONFIGDIR": str(scratch / "mplconfig")}
     environ |= {"OPENBLAS_NUM_THREADS": "1", "MPLBACKEND": "Agg", "PYTHONDONTWRITEBYTECODE": "1"}
+    if built is not None:
+        environ["PYTHONPATH"] = str(built.site)  # for what the box's code starts; the box itself is isolated
     try:
         done = subprocess.run(
-            [python, "-I", "-S", str(program), "supervisor", str(folder)],
+            [python, "-I", "-S", str(folder / "program.py"), "supervisor", str(folder)],
             env=environ, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, timeout=BOX_START_S, check=False,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired) as error:
