@@ -1,7 +1,7 @@
 """A harness in a process of its own, to be stopped and killed: `python harness_program.py HOME SANDBOX CODE [LEASE_S]`.
 
-Prints the session's id as its first line. Its tool `note(text)` appends a line to HOME/notes and, when the text begins with
-"wait", returns only once HOME/go exists. Exit code 7: fenced.
+Prints the session's id as its first line. Its tool `note(text)` appends a line to HOME/notes and, when the text begins
+with "wait", returns only once HOME/go exists. Exit code 7: fenced.
 """
 
 from __future__ import annotations

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from session_log import Log
 
 from farhand import event as ev
 from farhand import ledger, value

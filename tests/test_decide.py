@@ -5,7 +5,6 @@ from __future__ import annotations
 from farhand import event as ev
 from farhand.decide import Act, AskModel, CallTool, EndTurn, Settle, Stop, decide
 from farhand.limits import MODEL_ATTEMPTS, REMINDERS, REPEATS
-
 from session_log import Log
 
 NOW = 1010.0
@@ -68,7 +67,7 @@ def test_an_ended_turn_leaves_nothing_due() -> None:
 
 
 def test_a_message_during_a_turn_joins_it() -> None:
-    log, action = running()
+    log, _ = running()
     log.message("hurry")
     assert len(log.state.turns) == 1
     assert isinstance(one(log), Act)

@@ -30,6 +30,7 @@ from farhand.model.local import missing, weights_path
 from farhand.sandbox.environment import BARE, DEFAULT, path_of
 from farhand.sandbox.port import Sandbox
 from farhand.testing import ScriptedModel, code
+from farhand.testing.models import Item
 from farhand.tool import tool
 
 ROOT = Path(__file__).parent.parent
@@ -90,8 +91,8 @@ def table(page: Path, heading: str) -> list[list[str]]:
 @every_page
 def test_a_page_is_short_and_plain(page: Path) -> None:
     lines = text_of(page).splitlines()
-    longest = PAGE_LINES if page.parent.name == "docs" else DECISION_LINES if page.parent.name == "decisions" else 400
-    assert len(lines) <= longest
+    longest = {"docs": PAGE_LINES, "decisions": DECISION_LINES}.get(page.parent.name, 400)
+    assert len(lines) <= longest or page.name == "benchmarks.md", "it is written by a script"
     assert lines[0].startswith("# ")
     assert not SHUNNED.findall(text_of(page))
     assert not re.search(r"/work/|/tmp/plan", text_of(page))
@@ -136,7 +137,7 @@ def test_every_file_that_is_named_exists(page: Path) -> None:
     named = re.findall(r"`([\w./-]+\.(?:py|md|sql|toml|jsonl))`|`((?:scripts|\.ci|bench)/[\w./-]+)`", prose(page))
     for name in {first or second for first, second in named} - MADE:
         found = [place for place in PLACES if (ROOT / place / name).exists()]
-        assert found or list((ROOT / "src").rglob(name)), f"{name} in {page_id(page)}"
+        assert found or any((ROOT / "src").rglob(name)), f"{name} in {page_id(page)}"
 
 
 @cache
@@ -255,7 +256,7 @@ def drop() -> None:
 
 def test_recorded_events_have_the_documented_fields(tmp_path: Path) -> None:
     lively = "print(1)\ndisplay(2)\nopen('a.txt', 'w').write('x')\ntry: drop()\nexcept ConnectionError: pass"
-    replies = [
+    replies: list[Item] = [
         code(lively),
         code("import os; os._exit(3)"),
         code("final_answer({'a': 1})"),

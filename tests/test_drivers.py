@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from harness_program import make_agent
 
 from farhand import event as ev
 from farhand.errors import Fenced, Held
 from farhand.event import Event, NewEvent
 from farhand.session import Session
+from harness_program import make_agent
 
 pytestmark = [pytest.mark.anyio]
 PROGRAM = Path(__file__).with_name("harness_program.py")

@@ -62,7 +62,7 @@ def text_of(events: list[dict[str, Any]]) -> str:
 
 
 async def test_a_frame_is_acknowledged_only_after_it_is_in_the_log() -> None:
-    session, acks, recorder = await start()
+    _, acks, recorder = await start()
     for n in range(1, 50):
         await recorder.add(out(n, "x" * 5000))
         if n % 10 == 0:

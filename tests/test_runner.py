@@ -251,7 +251,8 @@ class Rig:
 
     def run(self, peer: Peer, action: str) -> None:
         peer.send({"t": "run", "gen": 1, "action": action, "code": "1", "title": "<t>"})
-        assert self.worker.take() == {"t": "run", "action": action, "code": "1", "title": "<t>"}
+        sent = self.worker.take()
+        assert {**sent, "interrupts": 0} == {"t": "run", "action": action, "code": "1", "title": "<t>", "interrupts": 0}
 
     def close(self) -> None:
         self.supervisor.close()

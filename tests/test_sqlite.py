@@ -1,7 +1,6 @@
 """What only several processes, a real disk and a broken file can show about the SQLite record."""
 
 # Files are looked at and processes waited for right here: nothing else has to go on meanwhile.
-# ruff: noqa: ASYNC221, ASYNC240
 
 from __future__ import annotations
 

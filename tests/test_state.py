@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from session_log import SESSION, Log
-
 from farhand import event as ev
 from farhand.event import Event
 from farhand.state import apply, fold
+from session_log import SESSION, Log
 
 
 def busy() -> Log:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from session_log import Log
 
 from farhand import event as ev
 from farhand.decide import Act, decide
 from farhand.limits import TRANSCRIPT_OUTPUT_CHARS
 from farhand.model.port import DEFAULT_PROMPTING, ModelRequest, Prompting
 from farhand.transcript import cut_middle, request
+from session_log import Log
 
 
 def asked(log: Log, dialect: str = "fenced", prompting: Prompting = DEFAULT_PROMPTING) -> ModelRequest:
@@ -30,7 +31,7 @@ def valid(wanted: ModelRequest) -> None:
     assert messages[0].role == "system"
     assert messages[1].role == "user"
     open_calls: list[str] = []
-    for before, message in zip(messages, messages[1:], strict=False):
+    for before, message in pairwise(messages):
         if message.role == "tool":
             assert message.call_id in open_calls
             open_calls.remove(message.call_id)

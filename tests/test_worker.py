@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driving import SMALL, Outcome, act, changed, opened, still_works
+from farhand.limits import MIB, Limits
+from farhand.sandbox.environment import DEFAULT, path_of
 from farhand.sandbox.hand import Hand
 from farhand.sandbox.port import Sandbox
 from farhand.tool import Tool
@@ -247,8 +251,6 @@ async def test_code_that_swallows_everything_is_killed_and_its_names_are_said(sa
 
 
 async def test_memory_of_all_processes_counts_together(sandbox: Sandbox) -> None:
-    from farhand.limits import MIB
-
     async with opened(sandbox, limits=changed(SMALL, memory_bytes=200 * MIB)) as hand:
         code = """
 import os, time
@@ -330,6 +332,15 @@ async def test_an_interrupt_leaves_the_variables(hand: Hand, code: str) -> None:
     assert (done["error"]["kind"], done["alive"]) == ("interrupted", True)
     assert loop.time() - told < 1.9
     assert (await run(hand, "kept, double(4)")).text == "(1, 8)"
+
+
+async def test_an_interrupt_right_after_the_start_is_not_lost(hand: Hand) -> None:
+    for n in range(20):
+        await hand.run(f"act_{n}", "while True: pass", "<action 1>")
+        await hand.interrupt(f"act_{n}", "interrupt", 5.0)
+        async for frame in hand.frames():
+            done = frame
+        assert (done["error"]["kind"], done["alive"]) == ("interrupted", True)
 
 
 async def test_an_interrupt_that_is_ignored_ends_the_worker_in_time(hand: Hand) -> None:
@@ -554,6 +565,50 @@ async def test_a_huge_value_is_cut_and_says_so(hand: Hand) -> None:
     assert (await run(hand, code)).done["value"] == {
         "text/plain": "A()\n[its text/html form of 2,000,002 bytes is left out: too large]"
     }
+
+
+@pytest.fixture
+async def rich(sandbox: Sandbox, home: Path) -> AsyncIterator[Hand]:
+    if not path_of(DEFAULT, home).is_dir():
+        pytest.skip("the default environment is not built: scripts/setup does that")
+    async with opened(sandbox, environment=DEFAULT, limits=Limits()) as hand:
+        yield hand
+
+
+async def test_figures_are_shown_once(rich: Hand) -> None:
+    outcome = await act(rich, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
+    (display,) = outcome.of("display")
+    assert base64.b64decode(display["bundle"]["image/png"]).startswith(b"\x89PNG")
+    assert (outcome.err, outcome.done["value"]) == ("", None)
+    outcome = await act(rich, "fig, ax = plt.subplots()\nax.plot([1, 2])\nfig")
+    assert outcome.of("display") == []
+    assert set(outcome.done["value"]) == {"text/plain", "image/png"}
+    outcome = await act(rich, "plt.plot([1])\n1 / 0")
+    assert len(outcome.of("display")) == 1
+    assert outcome.error["type"] == "ZeroDivisionError"
+    assert (await act(rich, "plt.get_fignums()")).text == "[]"
+
+
+async def test_tables_and_pictures(rich: Hand) -> None:
+    table = await act(rich, "import pandas\npandas.DataFrame({'a': [1]})")
+    assert set(table.done["value"]) == {"text/plain", "text/html"}
+    picture = await act(rich, "from PIL import Image\nImage.new('RGB', (5, 4))")
+    assert set(picture.done["value"]) == {"text/plain", "image/png"}
+    code = "import numpy\nImage.fromarray(numpy.random.default_rng(1).integers(0, 255, (1200, 1200, 3), 'uint8'))"
+    big = await act(rich, code)
+    assert "scaled down to fit]" in (big.text or "")
+    assert len(big.done["value"]["image/png"]) < 700_000
+    answer = await act(rich, "final_answer(pandas.DataFrame({'a': [1]}))")
+    assert answer.of("answer")[0]["problem"] is None
+
+
+async def test_code_the_box_starts_has_the_packages_too(rich: Hand) -> None:
+    code = "import subprocess, sys\nsubprocess.run([sys.executable, '-c', 'import numpy; print(numpy.__name__)'])"
+    assert (await act(rich, code)).out == "numpy\n"
+
+
+async def test_the_workspace_starts_empty(rich: Hand) -> None:
+    assert (await act(rich, "import os, matplotlib.pyplot\nos.listdir()")).text == "[]"
 
 
 async def test_display_shows_at_once_within_its_limit(sandbox: Sandbox) -> None:

@@ -1,7 +1,6 @@
 """The contract of `Blobs` in `store/port.py` against every adapter, and what the folder's durability rests on."""
 
 # Files are looked at and processes waited for right here: nothing else has to go on meanwhile.
-# ruff: noqa: ASYNC220, ASYNC221, ASYNC240
 
 from __future__ import annotations
 

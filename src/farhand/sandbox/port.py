@@ -17,7 +17,7 @@ delivers is guest-controlled.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -90,7 +90,7 @@ class Sandbox(Protocol):
 
     async def connect(self, box_id: str) -> Box: ...
 
-    async def list(self, labels: Mapping[str, str]) -> list[Box]: ...
+    async def list(self, labels: Mapping[str, str]) -> Sequence[Box]: ...
 
     async def close(self) -> None:
         """Let go of connections. Boxes with REATTACH live on."""

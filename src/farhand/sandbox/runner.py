@@ -817,7 +817,7 @@ class Supervisor:
         self._hello = self._ready = False
         self._ran: deque[str] = deque(maxlen=RAN_KEPT)
         self._run: _Run | None = None
-        self._last_call = 0
+        self._last_call = self._interrupts = 0
         self._waiting: dict[str, None] = {}
         self._down: deque[memoryview] = deque()
         self._down_size = 0
@@ -999,7 +999,8 @@ class Supervisor:
         self._ran.append(action)
         self._run = run = _Run(action)
         self._idle_out = 0
-        self._send_down({"t": "run", "action": action, "code": code, "title": title})
+        sent = self._interrupts
+        self._send_down({"t": "run", "action": action, "code": code, "title": title, "interrupts": sent})
         run.begin(self.hands.usage())  # the worker starts meanwhile
         self._watch_pipes()
         run.tick = self.reactor.call_later(self._interval(), self._tick)
@@ -1436,6 +1437,7 @@ class Supervisor:
             self._kill(run)
             return
         if first:
+            self._interrupts += 1
             self.hands.interrupt()
         self.reactor.call_later(grace_s, lambda: self._kill(run))
 
@@ -1755,6 +1757,7 @@ class Channel:
         self._idle: _Waiter | None = None
         self.gate = _SHUT
         self.pending = False
+        self.interrupts = 0
         self.forked = False
         os.register_at_fork(after_in_child=self._after_fork)
 
@@ -1763,6 +1766,7 @@ class Channel:
     def on_sigint(self, signum: int, frame: Any) -> None:
         if self.forked:
             raise KeyboardInterrupt
+        self.interrupts += 1
         if self.gate == _SHUT:
             self.pending = True
             return
@@ -2245,13 +2249,15 @@ _REPRS = (
 def bundle_of(shown: Any) -> dict[str, str]:
     """A value as a MIME bundle that fits a frame. Raises what its repr raises; a failing rich form is left out."""
     bundle = {"text/plain": _fitting(repr(shown), TEXT_BYTES)}
-    room = BUNDLE_BYTES - _json_size(bundle["text/plain"])
+    room = BUNDLE_BYTES - _json_size(bundle["text/plain"]) - 4 * KIB
     for kind, data in _rich_forms(shown):
         text = base64.b64encode(data).decode("ascii") if isinstance(data, bytes) else _clean(data)
         size = _json_size(text)
         if size > room and kind in ("image/png", "image/jpeg"):
-            kind, text = "image/png", _smaller(data, room)
-            size = _json_size(text)
+            smaller = _smaller(data, room)
+            if smaller:
+                bundle["text/plain"] += f"\n[its {kind} form of {size:,} bytes is scaled down to fit]"
+                kind, text, size = "image/png", smaller, _json_size(smaller)
         if not text or size > room or len(bundle) >= BUNDLE_TYPES:
             bundle["text/plain"] += f"\n[its {kind} form of {size:,} bytes is left out: too large]"
             continue
@@ -2571,6 +2577,7 @@ class Worker:
         self._loop: Any = None
         self._titles: deque[str] = deque()
         self._told: list[str] | None = None
+        self._sent = self._at_start = self._at_end = 0
         self._injected: dict[str, Any] = {}
         self._space = vars(builtins)
         self._builtins: dict[str, Any] = {}
@@ -2620,9 +2627,8 @@ class Worker:
     def rehearse(self) -> None:
         """Do once what every action does, with nobody at the other end. A forked worker copies the pages that it writes
         to: it shall have done so before anybody waits for it."""
-        import linecache
-
-        tool = {"name": "rehearsal", "signature": "(x: int) -> int", "doc": "", "async": False}
+        x = {"name": "x", "kind": "positional_or_keyword", "annotation": "int", "default": None}
+        tool = {"name": "rehearsal", "doc": "", "is_async": False, "params": [x], "returns": "int"}
         channel, title = self._channel, "<rehearsal>"
         sock, fd = channel._sock, channel._fd
         ours, theirs = socket.socketpair()
@@ -2662,12 +2668,12 @@ class Worker:
 
     def _act(self, frame: dict[str, Any]) -> None:
         self._restore()
-        self._channel.pending = False
+        self._drop_stale_interrupt(frame.get("interrupts", 0))
         self._answered.answers = 0
         result: Any = None
         problem: BaseException | None = None
         try:
-            steps = self._compiled(frame["code"], frame["title"])
+            steps = self._guarded(lambda: self._compiled(frame["code"], frame["title"]))
         except _ANYTHING as error:
             problem = error.with_traceback(None)
             self._report(frame["action"], None, problem, isinstance(error, SyntaxError))
@@ -2680,11 +2686,25 @@ class Worker:
             _end_fork(problem)
         self._report(frame["action"], result, problem)
 
+    def _drop_stale_interrupt(self, sent: int) -> None:
+        """Forget a SIGINT that was meant for the action before and came when it had ended; keep one for this action.
+
+        `sent` counts what the supervisor had sent before it sent this action.
+        """
+        channel = self._channel
+        late = max(0, sent - self._sent - (self._at_end - self._at_start))
+        if channel.interrupts - self._at_end <= late:
+            channel.pending = False
+        self._sent, self._at_start = sent, channel.interrupts
+
     def _guarded(self, step: Callable[[], Any], restore: bool = False) -> Any:
         """Run what may run guest code: interrupts may come up in it. What it set up to trace calls ends with it."""
         channel = self._channel
         try:
             channel.gate = _OPEN_GATE
+            if channel.pending:
+                channel.pending = False
+                raise KeyboardInterrupt
             return step()
         finally:
             channel.gate = _SHUT
@@ -2821,6 +2841,8 @@ class Worker:
         names = self._names()
         if names != self._told:
             frame["names"] = self._told = names
+        self._channel.pending = False
+        self._at_end = self._channel.interrupts
         self._channel.send(frame)
 
     def _show_figures(self, shown: Any) -> None:
@@ -2877,6 +2899,8 @@ def worker_main(fd: int) -> NoReturn:
                 worker.serve()
             except KeyboardInterrupt:
                 continue
+    except _ANYTHING as problem:
+        os.write(2, f"the worker failed: {traceback_of(problem)}".encode())
     finally:
         os._exit(1)
 

@@ -139,10 +139,9 @@ class BoxCgroup:
 
     def _read(self, hierarchy: Hierarchy, name: str) -> str:
         """By a descriptor that is kept: two counters are read for every action."""
-        path = f"{hierarchy.folder}/{name}"
-        descriptor = self._open.get(path)
+        descriptor = self._open.get(name)
         if descriptor is None:
-            descriptor = self._open[path] = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = self._open[name] = os.open(hierarchy.folder / name, os.O_RDONLY | os.O_CLOEXEC)
         return os.pread(descriptor, 4096, 0).decode("ascii")
 
     def freeze(self) -> None:

@@ -40,6 +40,8 @@ class JailHands:
         self._handles = handles
         self._group = group
         self._bound = spec.memory_bytes
+        # One process alone cannot fill the group: with what is left of it, the box is still this large.
+        self._full_from = spec.memory_bytes // 4
         self._watch = watch.Watch(handles.roots, spec.memory_bytes, handles.scratch)
         self._looked = 0.0
         self._last: Usage | None = None
@@ -72,7 +74,7 @@ class JailHands:
         cpu_s, memory = self._group.cpu_s(), self._group.memory_bytes()
         if cpu_s is None or memory is None:
             return self._look()
-        if not self.filled and self._group.oom_kills():
+        if memory > self._full_from and not self.filled and self._group.oom_kills():
             # The kernel ends one process, perhaps a small one; what is left of the action could not know why.
             self.filled = True
             self.kill()

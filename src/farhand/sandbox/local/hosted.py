@@ -32,9 +32,30 @@ class BoxReactor(Reactor):
         # Not the parent's: this one has no descriptors and timers of its own.
         self._shared = shared
         self._failed = failed
+        self._known: dict[int, tuple[int, Callable[[int], None], Callable[[int], None]]] = {}
 
     def watch(self, fd: int, mask: int, callback: Callable[[int], None]) -> None:
-        self._shared.watch(fd, mask, lambda ready: self._guard(lambda: callback(ready)))
+        known = self._known.get(fd)
+        if known is not None and known[1] == callback:
+            if known[0] == mask:
+                return
+            guarded = known[2]
+        else:
+            guarded = self._guarded(callback)
+        if mask:
+            self._known[fd] = (mask, callback, guarded)
+        else:
+            self._known.pop(fd, None)
+        self._shared.watch(fd, mask, guarded)
+
+    def _guarded(self, callback: Callable[[int], None]) -> Callable[[int], None]:
+        def guarded(ready: int) -> None:
+            try:
+                callback(ready)
+            except Exception as error:
+                self._failed(error)
+
+        return guarded
 
     def call_later(self, delay_s: float, callback: Callable[[], None]) -> Timer:
         return self._shared.call_later(delay_s, lambda: self._guard(callback))
@@ -70,7 +91,6 @@ class HostedBox:
         self.seen = time.monotonic()
         """When a harness was last known to be attached."""
         self.on_gone: Callable[[HostedBox], None] = lambda box: None
-        self._reactor = reactor
         self._handles = handles
         self._group = group
         self._log = log
@@ -80,11 +100,11 @@ class HostedBox:
         self.hands = JailHands(handles, spec, group)
         frames, stdout, stderr = handles.frames, handles.stdout, handles.stderr
         handles.frames = handles.stdout = handles.stderr = -1
-        self._guarded = BoxReactor(reactor, self._failed)
-        self.supervisor = Supervisor(self._guarded, self.hands, socket.socket(fileno=frames), stdout, stderr, packages)
+        self._reactor = BoxReactor(reactor, self._failed)
+        self.supervisor = Supervisor(self._reactor, self.hands, socket.socket(fileno=frames), stdout, stderr, packages)
         os.set_blocking(handles.status, False)
-        self._guarded.watch(handles.status, READ, self._status_ready)
-        self._guarded.watch(handles.init_pidfd, READ, self._init_ended)
+        self._reactor.watch(handles.status, READ, self._status_ready)
+        self._reactor.watch(handles.init_pidfd, READ, self._init_ended)
 
     @property
     def session(self) -> str | None:

@@ -48,22 +48,25 @@ class Process:
     reaped_ticks: int
     threads: int
 
+    @property
+    def lives(self) -> bool:
+        """Not a corpse that waits to be buried."""
+        return self.state not in "ZX"
+
 
 def read_process(pid: int) -> Process | None:
-    """None when there is none, or only its corpse."""
+    """None when there is none."""
     try:
         # The name, in parentheses, may hold anything, parentheses too.
         text = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
     except OSError:
-        return None
-    if not text or text[0] in (b"Z", b"X"):
         return None
     times = [int(text[place]) for place in (11, 12, 13, 14)]
     return Process(pid, text[0].decode(), int(text[19]), times[0] + times[1], times[2] + times[3], int(text[17]))
 
 
 def processes(roots: Sequence[int]) -> Iterator[Process]:
-    """Every living process of a box, each once, as far as they hold still while one looks. `roots` are (init,
+    """Every process of a box, corpses too, each once, as far as they hold still while one looks. `roots` are (init,
     worker); init, which is not the guest's, is left out."""
     init = roots[0]
     waiting, seen = list(roots), set(roots)
@@ -148,8 +151,9 @@ class Watch:
         self._roots = roots
         self._bound = memory_bytes
         self._folder = folder
-        self._ticks: dict[tuple[int, int], int] = {}
-        self._ended_ticks = 0
+        self._seen: dict[tuple[int, int], Process] = {}
+        self._init_told = 0
+        self._untold = 0
         self._cpu_s = 0.0
         self._exact_at = 0.0
         self._exact_sum = 0
@@ -158,18 +162,29 @@ class Watch:
     def usage(self) -> Usage:
         """About 60 µs and 50 µs for each process; more while shared pages have to be told apart."""
         found = list(processes(self._roots))
-        memory, exact = self._memory([_resident(process.pid) for process in found])
         self._count_cpu(found)
-        return Usage(memory, exact, self._cpu_s, len(found), sum(process.threads for process in found))
+        living = [process for process in found if process.lives]
+        memory, exact = self._memory([_resident(process.pid) for process in living])
+        return Usage(memory, exact, self._cpu_s, len(living), sum(process.threads for process in living))
 
     def _count_cpu(self, found: list[Process]) -> None:
-        # Two lower bounds: what was seen of each process, and what parents were told of the children they buried.
-        alive = {(process.pid, process.started): process.ticks for process in found}
-        self._ended_ticks += sum(ticks for key, ticks in self._ticks.items() if key not in alive)
-        self._ticks = alive
+        """A lower bound: the time of the living, what parents were told of children they buried, and what was seen of those
+        of which nobody was told."""
+        seen = {(process.pid, process.started): process for process in found}
+        for pid, started in self._seen.keys() - seen.keys():
+            missed = read_process(pid)
+            if missed is not None and missed.started == started:
+                seen[pid, started] = missed
         init = read_process(self._roots[0])
-        told = sum(process.ticks + process.reaped_ticks for process in found) + (init.reaped_ticks if init else 0)
-        self._cpu_s = max(self._cpu_s, max(self._ended_ticks + sum(alive.values()), told) * _TICK_S)
+        init_told = init.reaped_ticks if init else self._init_told
+        ended = sum(self._seen[key].ticks + self._seen[key].reaped_ticks for key in self._seen.keys() - seen.keys())
+        told = init_told - self._init_told
+        for key, process in seen.items():
+            told += process.reaped_ticks - (self._seen[key].reaped_ticks if key in self._seen else 0)
+        self._untold += max(0, ended - told)
+        self._seen, self._init_told = seen, init_told
+        total = sum(process.ticks + process.reaped_ticks for process in seen.values()) + init_told + self._untold
+        self._cpu_s = max(self._cpu_s, total * _TICK_S)
 
     def disk_used_bytes(self) -> int:
         if self._folder is None:
@@ -215,7 +230,7 @@ def suspend(roots: Sequence[int], timeout_s: float = SUSPEND_S) -> None:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        running = [process for process in processes(roots) if process.state not in "Tt"]
+        running = [process for process in processes(roots) if process.state not in "TtZX"]
         if not running:
             return
         if time.monotonic() > deadline:
