@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 
 from bench import action, call, command, first, machine, memory, program, report
@@ -35,21 +35,21 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-async def measure(name: str, bench: Bench) -> Figure:
+async def figure_of(name: str, measure: Measure, bench: Bench) -> Figure:
     """One figure. What stops it as a whole counts as a promise that was not kept."""
     try:
-        return await MEASURES[name](bench)
+        return await measure(bench)
     except (FarhandError, ComparatorMissing, OSError, TimeoutError) as problem:
         text = f"{type(problem).__name__}: {problem}"[:500]
         return Figure(name, name, "", "", [Series(OURS, Promise(0.0), problem=text)])
 
 
-async def run(names: Sequence[str], quick: bool) -> tuple[list[Figure], dict[str, str]]:
+async def run(measures: Mapping[str, Measure], quick: bool) -> tuple[list[Figure], dict[str, str]]:
     """Measure the figures in order; with them, what the machine is."""
     before, pressure, figures = machine.load(), machine.Pressure(), []
     async with opened(quick, lambda text: say(f"bench: {text}")) as bench:
-        for name in names:
-            figure = await measure(name, bench)
+        for name, measure in measures.items():
+            figure = await figure_of(name, measure, bench)
             figures.append(figure)
             say(f"{figure.name}: {figure.title}")
             for series in figure.series:
@@ -61,19 +61,20 @@ async def run(names: Sequence[str], quick: bool) -> tuple[list[Figure], dict[str
     return figures, facts
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], measures: Mapping[str, Measure] = MEASURES, document: Path = DOCUMENT) -> int:
     parser = argparse.ArgumentParser(prog="scripts/bench", description=(__doc__ or "").partition(": ")[2])
-    parser.add_argument("--only", action="append", choices=MEASURES, metavar="NAME", help=", ".join(MEASURES))
+    parser.add_argument("--only", action="append", choices=measures, metavar="NAME", help=", ".join(measures))
     parser.add_argument("--quick", action="store_true", help="fewer repetitions")
     asked = parser.parse_args(arguments)
-    figures, facts = asyncio.run(run(asked.only or list(MEASURES), asked.quick))
+    chosen = {name: measure for name, measure in measures.items() if not asked.only or name in asked.only}
+    figures, facts = asyncio.run(run(chosen, asked.quick))
     for name, value in facts.items():
         say(f"{name}: {value}")
     if asked.only or asked.quick:
         say("nothing was written: docs/benchmarks.md takes a whole run, without --only and --quick")
     else:
-        DOCUMENT.write_text(report.markdown(figures, facts), encoding="utf-8")
-        say(f"written: {DOCUMENT}")
+        document.write_text(report.markdown(figures, facts), encoding="utf-8")
+        say(f"written: {document}")
     for problem in (problem for figure in figures for problem in figure.problems):
         say(f"FAILED: {problem}")
     return exit_code(figures)

@@ -59,7 +59,7 @@ async def call(bench: Bench) -> Figure:
             [ping, ping_async], ScriptedModel([code(source)]), rig.sandbox, home=home, store=store, environment=DEFAULT
         )
         result = await agent.run_async("time the tool calls")
-        await agent._let_go(result.session_id)
+        await agent._let_go(result.session_id)  # the store is shared, so the agent is not closed
         written = [event.type for event in result.events]
         if (written.count(EFFECT_INTENDED), written.count(EFFECT_SETTLED)) != (calls, calls):
             raise SandboxError("the record does not hold the two events of each call")

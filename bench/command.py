@@ -33,8 +33,7 @@ def over_bare(python: str, code: str) -> float:
 
 async def imported(bench: Bench) -> Figure:
     async def other(package: str) -> float:
-        python = bench.comparators.environment / "bin" / "python"
-        return over_bare(str(python), f"import {package}")
+        return over_bare(str(bench.comparators.environment_python()), f"import {package}")
 
     async def mine(code: str) -> float:
         return over_bare(sys.executable, code)

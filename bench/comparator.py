@@ -207,18 +207,23 @@ class Comparators:
 
     # --- Jupyter and smolagents ---
 
+    def environment_python(self) -> Path:
+        return self._once("environment", lambda: self.environment) / "bin" / "python"
+
     def driver(self, program: str) -> Driver:
         """The running driver `jupyter` or `interpreter`."""
         if program not in self._drivers:
-            python = self._once("environment", lambda: self.environment) / "bin" / "python"
-            self._drivers[program] = Driver(python, program, self._scratch)
+            self._drivers[program] = Driver(self.environment_python(), program, self._scratch)
         return self._drivers[program]
+
+    @property
+    def _place(self) -> Path:
+        return self._cache / hashlib.sha256("\n".join([sys.version, *PACKAGES]).encode()).hexdigest()[:16]
 
     @cached_property
     def environment(self) -> Path:
         """The virtual environment with PACKAGES, built once and kept."""
-        name = hashlib.sha256("\n".join([sys.version, *PACKAGES]).encode()).hexdigest()[:16]
-        path = self._cache / name
+        path = self._place
         if (path / "complete").exists():
             return path
         self._say(f"building an environment with {', '.join(PACKAGES)} in {path}")
@@ -239,11 +244,10 @@ class Comparators:
         found = {"bwrap": _first_line(["bwrap", "--version"]), "Debian's python3": _first_line([DEBIAN_PYTHON, "-V"])}
         program = "import importlib.metadata as m, sys\nfor name in sys.argv[1:]: print(m.version(name))"
         names = [package.partition("==")[0] for package in PACKAGES]
-        try:
-            python = self._once("environment", lambda: self.environment) / "bin" / "python"
-            told = subprocess.run([python, "-c", program, *names], capture_output=True, text=True).stdout.split()
-        except ComparatorMissing:
-            told = []
+        told: list[str] = []
+        if (self._place / "complete").exists():
+            command = [str(self._place / "bin" / "python"), "-c", program, *names]
+            told = subprocess.run(command, capture_output=True, text=True).stdout.split()
         return {**found, **dict(zip(names, [*told, *[""] * len(names)], strict=False))}
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""A harness in a process of its own, to be stopped and killed: `python harness_program.py HOME SANDBOX CODE [LEASE_S]`.
+"""A harness in a process of its own, to be stopped and killed: `harness_program.py FOLDER SANDBOX CODE [LEASE_S]`.
 
-Prints the session's id as its first line. Its tool `note(text)` appends a line to HOME/notes and, when the text begins
-with "wait", returns only once HOME/go exists. Exit code 7: fenced.
+Prints the session's id as its first line. Its tool `note(text)` appends a line to FOLDER/notes and, when the text
+begins with "wait", returns only once FOLDER/go exists. Exit code 7: fenced.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from farhand.testing import ScriptedModel, code
 from farhand.tool import tool
 
 
-def make_agent(home: Path, sandbox: str, source: str, lease_s: float = 15.0, more: tuple[str, ...] = ()) -> CodeAgent:
+def make_agent(folder: Path, sandbox: str, source: str, lease_s: float = 15.0, more: tuple[str, ...] = ()) -> CodeAgent:
     @tool
     def note(text: str) -> int:
         """Append a line; the number of lines then."""
-        with (home / "notes").open("a") as file:
+        with (folder / "notes").open("a") as file:
             file.write(text + "\n")
         deadline = time.monotonic() + 60
-        while text.startswith("wait") and not (home / "go").exists() and time.monotonic() < deadline:
+        while text.startswith("wait") and not (folder / "go").exists() and time.monotonic() < deadline:
             time.sleep(0.01)
-        return len((home / "notes").read_text().splitlines())
+        return len((folder / "notes").read_text().splitlines())
 
     model = ScriptedModel([code(source), *(code(text) for text in more)])
-    return CodeAgent(tools=[note], model=model, sandbox=sandbox, environment=BARE, home=home, lease_s=lease_s)
+    return CodeAgent(tools=[note], model=model, sandbox=sandbox, environment=BARE, lease_s=lease_s)
 
 
-async def main(home: Path, sandbox: str, source: str, lease_s: float) -> int:
-    agent = make_agent(home, sandbox, source, lease_s)
+async def main(folder: Path, sandbox: str, source: str, lease_s: float) -> int:
+    agent = make_agent(folder, sandbox, source, lease_s)
     told = False
     try:
         async for item in agent.stream("Go."):

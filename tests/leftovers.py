@@ -67,12 +67,9 @@ def _mounts(home: Path) -> list[str]:
 def _groups() -> list[str]:
     """A host that was killed leaves empty groups, which the next one removes: so does this."""
     groups = Cgroups.open()
-    if groups is not None:
-        groups.close()
-    found = []
-    for folder, inside, _ in os.walk("/sys/fs/cgroup"):  # other groups may vanish meanwhile
-        for name in inside:
-            words = name.split("-")
-            if words[0] == "farhand" and words[1].isdigit() and not os.path.exists(f"/proc/{words[1]}"):
-                found.append(os.path.join(folder, name))
-    return [path for path in found if os.path.exists(path)]
+    if groups is None:
+        return []
+    places = [hierarchy.folder.parent for hierarchy in groups._hierarchies]
+    groups.close()
+    found = [path for place in places for path in place.glob("farhand-*-*")]
+    return [str(path) for path in found if path.exists() and not Path(f"/proc/{path.name.split('-')[1]}").exists()]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from farhand.action import BLOCKS, Parsed, fence_code, parse, parse_call, reminder
+from farhand.action import BLOCKS, Parsed, bound_names, fence_code, parse, parse_call, reminder
 
 DOC = '''def readme():
     return """
@@ -404,3 +404,19 @@ def test_too_many_blocks_are_counted_not_hidden() -> None:
     parsed = parse("```python\nx\n```\n" * (BLOCKS + 5))
     assert parsed.code.count("x") == BLOCKS
     assert f"only the first {BLOCKS} blocks" in parsed.note
+
+
+@pytest.mark.parametrize(
+    ("source", "names"),
+    [
+        ("x = 1\ny: int = 2\nz += 1", "x y z"),
+        ("import os.path, json as j\nfrom a.b import c as d, e", "os j d e"),
+        ("def f():\n    inner = 1\nclass C:\n    attribute = 1", "f C"),
+        ("for a, (b, *c) in d:\n    with e as f, g as h:\n        i = 1", "a b c f h i"),
+        ("[q for q in r]\nlambda s: s\n(t := 1)", "t"),
+        ("from m import *\nx.y = z[0] = 1", ""),
+        ("not python at all", ""),
+    ],
+)
+def test_the_names_that_code_binds(source: str, names: str) -> None:
+    assert bound_names(source) == tuple(names.split())

@@ -17,6 +17,7 @@ from farhand.errors import Interrupted, LimitReached, NestedLoopError, ToolFaile
 from farhand.event import Event
 from farhand.limits import REMINDERS, Limits
 from farhand.sandbox.environment import BARE
+from farhand.sandbox.port import Sandbox
 from farhand.testing import FunctionModel, ReplayModel, ScriptedModel, code, tool_call
 from farhand.tool import tool
 
@@ -54,12 +55,12 @@ def nothing_paid() -> None:
 
 
 @pytest.fixture
-def agents(tmp_path: Path) -> Iterator[Any]:
-    """Makes agents over the plain subprocess provider, and closes them."""
+def agents(sandbox: Sandbox, home: Path) -> Iterator[Any]:
+    """Makes agents over each provider, and closes them."""
     made: list[CodeAgent] = []
 
     def make(model: Any, **options: Any) -> CodeAgent:
-        defaults: dict[str, Any] = {"sandbox": "subprocess", "environment": BARE, "home": tmp_path / "home"}
+        defaults: dict[str, Any] = {"sandbox": sandbox.name, "environment": BARE, "home": home}
         agent = CodeAgent(model=model, **{**defaults, **options})
         made.append(agent)
         return agent

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import resource
 import time
 from pathlib import Path
 from types import ModuleType
@@ -76,6 +77,7 @@ async def test_what_eats_time_memory_or_stack_is_contained(sandbox: Sandbox, nam
     error = first.error
     assert error is None or error["kind"] in ("limit", "exception", "ended"), error
     assert error is None or error["kind"] != "limit" or error["limit"] in ("wall_s", "cpu_s", "memory_bytes")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 600 * 1024
 
 
 @pytest.mark.timing

@@ -20,14 +20,20 @@ import pytest
 
 import farhand
 from chat_server import serving
-from farhand import errors
+from farhand import errors, limits
 from farhand import event as ev
-from farhand.agent import CodeAgent
+from farhand.agent import BOXES_KEPT, CodeAgent
+from farhand.cli.delivery import FILES_MOST
 from farhand.cli.main import cli
 from farhand.errors import FarhandError
 from farhand.limits import Limits
 from farhand.model.local import missing, weights_path
+from farhand.registry import DEFAULT_OPENAI_MODEL
+from farhand.sandbox import runner
 from farhand.sandbox.environment import BARE, DEFAULT, path_of
+from farhand.sandbox.local.lifecycle import IDLE_S, SWEEP_S
+from farhand.sandbox.local.pool import FORKS
+from farhand.sandbox.local.zygote import BoxSpec
 from farhand.sandbox.port import Sandbox
 from farhand.testing import ScriptedModel, code
 from farhand.testing.models import Item
@@ -221,6 +227,46 @@ def documented_events() -> dict[str, set[str]]:
 
 def test_every_event_type_is_documented() -> None:
     assert set(documented_events()) == set(ev.TYPES)
+
+
+def test_reserved_types_are_written_by_nothing() -> None:
+    names = {value: name for name, value in vars(ev).items() if isinstance(value, str) and value in ev.TYPES}
+    source = "".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    for kind, known in documented_events().items():
+        if not known:
+            assert not re.search(rf"\b(ev|kind)\.{names[kind]}\b", source), f"{kind} is in use: document its fields"
+
+
+NUMBERS = (
+    ("docs/agents.md", f"SIGKILL after {limits.INTERRUPT_GRACE_S * 1000:g} ms"),
+    ("docs/agents.md", f"without renewal, {limits.LEASE_S:g} s"),
+    ("docs/agents.md", f"between turns, {BOXES_KEPT};"),
+    ("docs/agents.md", f"After {limits.REMINDERS}\nreplies in a row"),
+    ("docs/events.md", f"at most {limits.EVENT_BYTES >> 10} KiB; a field larger than {limits.INLINE_BYTES >> 10} KiB"),
+    ("docs/events.md", f"{limits.WROTE_INTERVAL_S * 1000:g} ms or {limits.WROTE_BYTES >> 10} KiB"),
+    ("docs/events.md", f"{limits.WROTE_KEPT_BYTES >> 10} KiB are kept"),
+    ("docs/failures.md", f"or {limits.CALLS_WAITING:,} calls that wait"),
+    ("docs/failures.md", f"its lease ({limits.LEASE_S:g} s)"),
+    ("docs/tools.md", f"| `timeout_s` | {limits.TOOL_TIMEOUT_S:g} s |"),
+    ("docs/models.md", f"longer than {limits.MODEL_REPLY_BYTES >> 20} MiB"),
+    ("docs/models.md", f"else `{DEFAULT_OPENAI_MODEL}`"),
+    ("docs/sandboxes.md", f"destroyed after {SWEEP_S / 60:g} minutes"),
+    ("docs/sandboxes.md", f"with nothing to do ends after {IDLE_S / 60:g}."),
+    ("docs/cli.md", f"no more than {FILES_MOST} files"),
+    ("docs/protocol.md", f"({limits.SPOOL_BYTES >> 20} MiB; when full"),
+    ("docs/protocol.md", f"at most {limits.FRAME_BYTES >> 20} MiB a line"),
+    ("docs/protocol.md", f"at most {limits.OUT_CHUNK_BYTES >> 10} KiB of text"),
+    ("docs/protocol.md", f"the last {runner.RAN_KEPT:,} action ids"),
+    ("docs/protocol.md", f"nesting deeper than {runner.DEPTH}"),
+    ("SECURITY.md", f"replaced after {FORKS:,} boxes"),
+    ("SECURITY.md", f"looks every {runner.TICK_SAMPLED_S * 1000:g} ms"),
+    ("SECURITY.md", f"({BoxSpec().file_descriptors} a process)"),
+)
+
+
+@pytest.mark.parametrize(("page", "said"), NUMBERS)
+def test_a_number_is_the_codes(page: str, said: str) -> None:
+    assert " ".join(said.split()) in " ".join(text_of(ROOT / page).split())
 
 
 def test_every_error_is_documented_with_its_code() -> None:

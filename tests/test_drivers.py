@@ -17,6 +17,7 @@ import pytest
 from farhand import event as ev
 from farhand.errors import Fenced, Held
 from farhand.event import Event, NewEvent
+from farhand.sandbox.port import Sandbox
 from farhand.session import Session
 from harness_program import make_agent
 
@@ -28,10 +29,9 @@ PATIENCE_S = 30.0
 class Harness:
     """`harness_program.py` at work on a session."""
 
-    def __init__(self, home: Path, source: str, lease_s: float = 15.0, sandbox: str = "subprocess") -> None:
-        self.home = home
+    def __init__(self, folder: Path, source: str, sandbox: str, lease_s: float = 15.0) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(home), sandbox, source, str(lease_s)],
+            [sys.executable, str(PROGRAM), str(folder), sandbox, source, str(lease_s)],
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -52,11 +52,11 @@ class Harness:
 
 
 @pytest.fixture
-def harnesses(tmp_path: Path) -> Iterator[Callable[..., Harness]]:
+def harnesses(sandbox: Sandbox, tmp_path: Path) -> Iterator[Callable[..., Harness]]:
     made: list[Harness] = []
 
     def make(source: str, **options: Any) -> Harness:
-        made.append(Harness(tmp_path, source, **options))
+        made.append(Harness(tmp_path, source, sandbox=sandbox.name, **options))
         return made[-1]
 
     yield make
@@ -97,10 +97,12 @@ def written(events: list[Event]) -> str:
     return "".join(text for event in events if event.type == ev.ACTION_WROTE for _, text in event.data["chunks"])
 
 
-async def test_one_of_two_drivers_drives_and_the_other_is_refused(harnesses: Any, tmp_path: Path) -> None:
+async def test_one_of_two_drivers_drives_and_the_other_is_refused(
+    harnesses: Any, sandbox: Sandbox, tmp_path: Path
+) -> None:
     harness = harnesses("note('wait')\nfinal_answer(1)")
     await until(lambda: notes(tmp_path))
-    agent = make_agent(tmp_path, "subprocess", "final_answer(2)")
+    agent = make_agent(tmp_path, sandbox.name, "final_answer(2)")
     with pytest.raises(Held, match="own_"):
         await agent.driver(harness.session_id).drive()
     (tmp_path / "go").touch()
@@ -109,10 +111,10 @@ async def test_one_of_two_drivers_drives_and_the_other_is_refused(harnesses: Any
     await agent.aclose()
 
 
-async def test_a_message_while_a_tool_runs_loses_no_receipt(harnesses: Any, tmp_path: Path) -> None:
+async def test_a_message_while_a_tool_runs_loses_no_receipt(harnesses: Any, sandbox: Sandbox, tmp_path: Path) -> None:
     harness = harnesses("note('wait')\nfinal_answer(1)")
     await until(lambda: notes(tmp_path))
-    agent = make_agent(tmp_path, "subprocess", "")
+    agent = make_agent(tmp_path, sandbox.name, "")
     session = agent.driver(harness.session_id).session
     for n in range(20):
         await session.post(NewEvent(ev.MESSAGE_RECEIVED, {"role": "user", "text": f"more {n}", "sender": "user:local"}))
@@ -125,11 +127,13 @@ async def test_a_message_while_a_tool_runs_loses_no_receipt(harnesses: Any, tmp_
     await agent.aclose()
 
 
-async def test_a_driver_stopped_past_its_lease_is_fenced_when_it_wakes(harnesses: Any, tmp_path: Path) -> None:
+async def test_a_driver_stopped_past_its_lease_is_fenced_when_it_wakes(
+    harnesses: Any, sandbox: Sandbox, tmp_path: Path
+) -> None:
     harness = harnesses("note('wait a')\nnote('b')\nfinal_answer(1)", lease_s=1.0)
     await until(lambda: notes(tmp_path))
     os.kill(harness.process.pid, signal.SIGSTOP)
-    agent = make_agent(tmp_path, "subprocess", "note('c')\nfinal_answer('other')", lease_s=1.0)
+    agent = make_agent(tmp_path, sandbox.name, "note('c')\nfinal_answer('other')", lease_s=1.0)
     driver = agent.driver(harness.session_id)
     await until_free(driver)
     await agent.keep(driver)
@@ -162,7 +166,7 @@ LINES = 60
 
 
 async def test_a_harness_killed_mid_action_re_attaches_and_gets_every_frame_once(
-    harnesses: Any, tmp_path: Path
+    harnesses: Any, sandbox: str, tmp_path: Path
 ) -> None:
     source = f"""
 import time
@@ -173,7 +177,7 @@ note("after")
 final_answer(n)
 """
     harness = harnesses(source)
-    agent = make_agent(tmp_path, "subprocess", "")
+    agent = make_agent(tmp_path, sandbox.name, "")
     driver = agent.driver(harness.session_id)
     await logged(driver.session, ev.ACTION_WROTE)
     harness.kill()
@@ -189,12 +193,14 @@ final_answer(n)
     await agent.aclose()
 
 
-async def test_a_harness_killed_in_an_opaque_call_never_calls_again(harnesses: Any, tmp_path: Path) -> None:
+async def test_a_harness_killed_in_an_opaque_call_never_calls_again(
+    harnesses: Any, sandbox: Sandbox, tmp_path: Path
+) -> None:
     source = "try:\n    note('wait')\nexcept OutcomeUnknown as error:\n    final_answer('unknown')"
     harness = harnesses(source)
     await until(lambda: notes(tmp_path))
     harness.kill()
-    agent = make_agent(tmp_path, "subprocess", "")
+    agent = make_agent(tmp_path, sandbox.name, "")
     driver = agent.driver(harness.session_id)
     await driver.drive()
     await agent.keep(driver)
@@ -204,11 +210,13 @@ async def test_a_harness_killed_in_an_opaque_call_never_calls_again(harnesses: A
     await agent.aclose()
 
 
-async def test_a_box_lost_with_its_harness_ends_the_action_as_lost(harnesses: Any, tmp_path: Path) -> None:
+async def test_a_box_lost_with_its_harness_ends_the_action_as_lost(
+    harnesses: Any, sandbox: Sandbox, tmp_path: Path
+) -> None:
     harness = harnesses("note('wait')\nfinal_answer(1)")
     await until(lambda: notes(tmp_path))
     harness.kill()
-    agent = make_agent(tmp_path, "subprocess", "", more=())
+    agent = make_agent(tmp_path, sandbox.name, "", more=())
     for box in await agent.sandbox.list({"session": harness.session_id}):
         await box.destroy()
     driver = agent.driver(harness.session_id)
@@ -221,8 +229,8 @@ async def test_a_box_lost_with_its_harness_ends_the_action_as_lost(harnesses: An
     await agent.aclose()
 
 
-async def test_a_claim_that_is_taken_over_stops_the_old_driver(tmp_path: Path) -> None:
-    agent = make_agent(tmp_path, "subprocess", "import time\ntime.sleep(30)\nfinal_answer(1)")
+async def test_a_claim_that_is_taken_over_stops_the_old_driver(sandbox: Sandbox, tmp_path: Path) -> None:
+    agent = make_agent(tmp_path, sandbox.name, "import time\ntime.sleep(30)\nfinal_answer(1)")
     session_id = await agent.create_session("Go.")
     driver = agent.driver(session_id)
     await driver.session.post(NewEvent(ev.MESSAGE_RECEIVED, {"role": "user", "text": "Go.", "sender": "user:local"}))

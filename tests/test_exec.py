@@ -48,7 +48,7 @@ async def test_a_new_box_takes_over_and_that_is_said(sandbox: Sandbox) -> None:
     (note,) = [event for event in events if event.kind == "note"]
     assert (note.cell, note.text) == (
         2,
-        "the box died with its variables; a new one takes over, its files are kept; lost names: x",
+        "the box died with its variables; a new one takes over, its files are kept; lost names: x, os",
     )
 
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import select
+import shutil
+import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import farhand
 from driving import PATIENCE_S, SMALL, Outcome, act, changed, opened, still_works
 from farhand.errors import Fenced, ProtocolViolation, SandboxError, SandboxLost
 from farhand.limits import FRAME_BYTES, FRAMES_UNREAD_BYTES
@@ -351,6 +356,54 @@ async def test_the_environment_is_scrubbed(plain: SubprocessSandbox, monkeypatch
         assert (await act(hand, code)).text == "False"
 
 
+SPY = r"""
+import asyncio, pathlib, sys
+sys.path[:0] = [sys.argv[1]]
+from driving import act, opened
+from farhand.sandbox.subprocess import SubprocessSandbox
+
+CODE = '''
+import ctypes, os
+p, got = os.getppid(), [os.getuid()]
+for name, mode in (("mem", "r+b"), ("maps", "r"), ("environ", "rb"), ("fd/3", "rb")):
+    try:
+        open(f"/proc/{p}/{name}", mode).read(1)
+        got.append(name)
+    except OSError as error:
+        got.append(type(error).__name__)
+got + [ctypes.CDLL(None).ptrace(16, p, 0, 0)]
+'''
+
+async def main():
+    async with opened(SubprocessSandbox(pathlib.Path(sys.argv[2]))) as hand:
+        print((await act(hand, CODE)).text)
+
+asyncio.run(main())
+"""
+
+
+@pytest.mark.hostile
+def test_the_guest_cannot_reach_into_its_supervisor() -> None:
+    """As an ordinary user: root of the machine may look into every process, and plain processes have no wall."""
+    command = [sys.executable]
+    if os.geteuid() == 0:
+        command = ["setpriv", "--reuid", "1001", "--regid", "1001", "--clear-groups", "--no-new-privs"]
+        command += ["--bounding-set=-all", "/usr/bin/python3"]
+        if subprocess.run([*command, "-c", "import sys; sys.exit(sys.version_info < (3, 11))"]).returncode:
+            pytest.skip("no Python 3.11 that an ordinary user can run")
+    with tempfile.TemporaryDirectory(prefix="fh-spy-", dir="/tmp") as folder:
+        shutil.copytree(Path(farhand.__file__).parent, Path(folder, "farhand"))
+        shutil.copy(Path(__file__).with_name("driving.py"), folder)
+        home = Path(folder, "home")
+        home.mkdir()
+        for path in (Path(folder), home):
+            path.chmod(0o777)
+        environ = {"HOME": str(home), "PATH": os.environ["PATH"]}
+        done = subprocess.run([*command, "-c", SPY, folder, str(home)], env=environ, capture_output=True, text=True)
+    user = 1001 if os.geteuid() == 0 else os.getuid()
+    assert done.stdout.strip() == str([user, *["PermissionError"] * 4, -1]), done.stderr
+
+
 async def test_a_box_whose_supervisor_was_killed_is_swept(plain: SubprocessSandbox) -> None:
     box = await plain.create(BARE, SMALL, {"session": "ses_x"})
     record = json.loads((plain._boxes / f"{box.id}.json").read_text())
@@ -361,6 +414,20 @@ async def test_a_box_whose_supervisor_was_killed_is_swept(plain: SubprocessSandb
     await hand.close()
     assert await plain.list({"session": "ses_x"}) == []
     assert not os.path.exists(record["folder"])
+
+
+async def test_a_box_that_nobody_can_find_ends_itself(plain: SubprocessSandbox) -> None:
+    box = await plain.create(BARE, SMALL, {"session": "ses_y"})
+    (record,) = [file for file in plain._boxes.glob("sbx_*.json") if box.id in file.name]
+    pid = json.loads(record.read_text())["pid"]
+    ended = os.pidfd_open(pid)
+    record.unlink()
+    try:
+        ready = await asyncio.to_thread(select.select, [ended], [], [], PATIENCE_S)
+    finally:
+        os.close(ended)
+    assert ready[0]
+    assert not os.path.exists(box.folder)
 
 
 async def test_python_that_is_not_there(plain: SubprocessSandbox) -> None:

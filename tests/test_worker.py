@@ -286,9 +286,24 @@ async def test_running_beside_a_waiting_call_counts(sandbox: Sandbox) -> None:
 
 async def test_too_many_processes(sandbox: Sandbox) -> None:
     async with opened(sandbox, limits=changed(SMALL, processes=10)) as hand:
-        code = "import threading, time\nfor _ in range(40):\n    threading.Thread(target=time.sleep, args=(5,)).start()"
+        code = "import threading, time\nfor _ in range(40): threading.Thread(target=time.sleep, args=(5,)).start()"
+        code += "\ntime.sleep(5)"
         outcome = await run(hand, code)
         assert (outcome.error["kind"], outcome.error["limit"]) == ("limit", "processes")
+
+
+async def test_thirty_two_threads_work_in_a_small_box(sandbox: Sandbox) -> None:
+    async with opened(sandbox, limits=changed(SMALL, memory_bytes=256 * MIB)) as hand:
+        code = """
+import threading
+gate, seen = threading.Barrier(33), []
+for n in range(32):
+    threading.Thread(target=lambda: (gate.wait(), seen.append(1)), daemon=True).start()
+gate.wait()
+while len(seen) < 32: pass
+len(seen)
+"""
+        assert (await run(hand, code)).text == "32"
 
 
 async def test_more_tool_calls_than_allowed(sandbox: Sandbox) -> None:

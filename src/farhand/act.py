@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from farhand import event as ev
 from farhand import value
+from farhand.action import BOUND_NAMES, bound_names
 from farhand.call import intention
 from farhand.decide import Act, Stop, limits_of
 from farhand.errors import Fenced, ProtocolViolation, SandboxError, SandboxLost, StoreError
@@ -171,7 +172,7 @@ class Actor:
             "error": error,
             "usage": frame["usage"],
             "output": output,
-            "lost": [str(name) for name in (frame.get("lost") or [])[:500]],
+            "lost": [] if frame["alive"] else _lost_names(action, frame),
             "files": files,
             "left_out": left_out,
         }
@@ -382,6 +383,12 @@ class Actor:
         await self._drop()
         if known is not None:
             await self._session.append(NewEvent(ev.SANDBOX_DESTROYED, {"box": known.id}))
+
+
+def _lost_names(action: Action, frame: Frame) -> list[str]:
+    """What the box named after its last action, and what the code that died with it bound or would have bound."""
+    named = [str(name)[:200] for name in (frame.get("lost") or [])[:BOUND_NAMES]]
+    return list(dict.fromkeys([*named, *bound_names(action.code)]))
 
 
 def limit_reached(name: str, allowed: float, action: str | None, message: str) -> NewEvent:

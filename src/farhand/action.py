@@ -475,3 +475,32 @@ def _call_code(code: str, note: str) -> Parsed:
     if not code.strip():
         return Parsed("empty", note="the call has no code")
     return Parsed("code", code, note=note)
+
+
+BOUND_NAMES = 500
+"""At most so many names are given by `bound_names`."""
+
+
+def bound_names(code: str) -> tuple[str, ...]:
+    """The names that the code binds at its top level, in order: what is lost with a box that dies in it. Total."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            waiting: list[ast.AST] = list(reversed(ast.parse(code).body))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return ()
+    names: dict[str, None] = {}
+    while waiting and len(names) < BOUND_NAMES:
+        node = waiting.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names[node.name] = None
+            continue
+        if isinstance(node, ast.Lambda | ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp):
+            continue
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names[node.id] = None
+        elif isinstance(node, ast.alias):
+            names[(node.asname or node.name).partition(".")[0]] = None
+        waiting.extend(reversed(list(ast.iter_child_nodes(node))))
+    names.pop("*", None)
+    return tuple(names)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from farhand import value
+from farhand.action import bound_names
 from farhand.call import error_of, run_tool
 from farhand.errors import Fenced, SandboxError, SandboxLost, ToolTimedOut
 from farhand.files import copy
@@ -146,7 +147,7 @@ class _Program:
         if result.error is not None:
             self._tell(CellEvent("error", index, _told(result.error), error=result.error))
         if not result.alive:
-            await self._replace(index, result.lost)
+            await self._replace(index, tuple(dict.fromkeys([*result.lost, *bound_names(code)])))
 
     async def _frame(self, index: int, hand: Hand, frame: Frame) -> None:
         kind = frame["t"]

@@ -46,6 +46,7 @@ def test_groups_of_a_host_that_was_killed_are_swept() -> None:
     if groups is None:
         assert not Cgroups.usable()
         return
+    assert groups._hierarchies
     stale = [hierarchy.folder.parent / "farhand-4194303-1" for hierarchy in groups._hierarchies]
     for folder in stale:
         (folder / "box").mkdir(parents=True)

@@ -2692,10 +2692,11 @@ class Worker:
         `sent` counts what the supervisor had sent before it sent this action.
         """
         channel = self._channel
-        late = max(0, sent - self._sent - (self._at_end - self._at_start))
-        if channel.interrupts - self._at_end <= late:
+        missing = max(0, sent - self._sent - (self._at_end - self._at_start))
+        late = min(missing, channel.interrupts - self._at_end)
+        self._sent, self._at_start = sent, self._at_end + late
+        if channel.interrupts == self._at_start:
             channel.pending = False
-        self._sent, self._at_start = sent, channel.interrupts
 
     def _guarded(self, step: Callable[[], Any], restore: bool = False) -> Any:
         """Run what may run guest code: interrupts may come up in it. What it set up to trace calls ends with it."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from farhand.errors import SandboxError
@@ -23,16 +23,18 @@ OWN_BYTES = 16 * MIB
 OWN_PROCESSES = 2
 FREEZE_S = 2.0
 REMOVE_S = 2.0
+GROUPS_SWEPT = 10_000
 _PREFIX = "farhand-"
 
 
 @dataclass(frozen=True, slots=True)
 class Hierarchy:
-    """A folder in which groups can be made, and the controllers that count there."""
+    """A folder in which groups can be made, the controllers that count there, and where its whole tree is mounted."""
 
     folder: Path
     controllers: frozenset[str]
     unified: bool
+    mounted: Path
 
 
 class Cgroups:
@@ -51,12 +53,12 @@ class Cgroups:
         name = _own_name()
         made = []
         for hierarchy in kept:
-            _sweep(hierarchy.folder)
+            _sweep(hierarchy.mounted)
             folder = hierarchy.folder / name
             folder.mkdir(exist_ok=True)
             if hierarchy.unified:
                 _enable(folder, hierarchy.controllers)
-            made.append(Hierarchy(folder, hierarchy.controllers, hierarchy.unified))
+            made.append(replace(hierarchy, folder=folder))
         return cls(made)
 
     @staticmethod
@@ -66,7 +68,7 @@ class Cgroups:
 
     def create(self, box: str, memory_bytes: int, disk_bytes: int, processes: int) -> BoxCgroup:
         """A group for one box, with its limits. SandboxError when the kernel refuses."""
-        group = BoxCgroup(box, [Hierarchy(h.folder / box, h.controllers, h.unified) for h in self._hierarchies])
+        group = BoxCgroup(box, [replace(each, folder=each.folder / box) for each in self._hierarchies])
         try:
             group.make(memory_bytes + disk_bytes + OWN_BYTES, processes + OWN_PROCESSES)
         except OSError as error:
@@ -198,7 +200,7 @@ def _usable() -> list[Hierarchy]:
             new = hierarchy.controllers - taken
             if new and _works(hierarchy):
                 taken |= new
-                kept.append(Hierarchy(hierarchy.folder, new, hierarchy.unified))
+                kept.append(replace(hierarchy, controllers=new))
     except (OSError, ValueError):
         return []
     return kept
@@ -216,10 +218,11 @@ def _candidates() -> list[Hierarchy]:
         if kind == "cgroup":
             held = frozenset(options.rpartition(" ")[2].split(",")) & frozenset(CONTROLLERS)
             if held:
-                found.append(Hierarchy(_below(place, mount_root, own.get(min(held), "/")), held, False))
+                folder = _below(place, mount_root, own.get(min(held), "/"))
+                found.append(Hierarchy(folder, held, False, Path(place)))
         elif kind == "cgroup2":
             folder = _below(place, mount_root, own.get("", "/"))
-            unified.append(Hierarchy(folder, _controllers(folder), True))
+            unified.append(Hierarchy(folder, _controllers(folder), True, Path(place)))
     return found + unified
 
 
@@ -273,14 +276,19 @@ def _works(hierarchy: Hierarchy) -> bool:
         _remove(trial, 0)
 
 
-def _sweep(folder: Path) -> None:
-    """Remove what hosts left behind that were killed."""
-    for old in folder.glob(f"{_PREFIX}*-*"):
-        pid, _, started = old.name[len(_PREFIX) :].partition("-")
-        if pid.isdigit() and str(_started(int(pid))) != started.partition(".")[0]:
-            for group in sorted(old.glob("*/")):
-                _remove(group, 0)
-            _remove(old, 0)
+def _sweep(mounted: Path) -> None:
+    """Remove what hosts left behind that were killed, wherever in the tree they had been started."""
+    for count, (place, folders, _) in enumerate(os.walk(mounted)):
+        if count >= GROUPS_SWEPT:
+            return
+        for name in [name for name in folders if name.startswith(_PREFIX)]:
+            folders.remove(name)
+            pid, _, started = name[len(_PREFIX) :].partition("-")
+            if pid.isdigit() and str(_started(int(pid))) != started.partition(".")[0]:
+                old = Path(place, name)
+                for group in sorted(old.glob("*/")):
+                    _remove(group, 0)
+                _remove(old, 0)
 
 
 def _remove(folder: Path, timeout_s: float) -> bool:

@@ -54,7 +54,11 @@ class Caller:
         self._pending = self._last = False
         self.closed = False
         self.heard = time.monotonic()
+
+    def begin(self) -> None:
+        """Who connects usually asks at once: its request is taken without another turn of the reactor."""
         self._mask()
+        self._ready(READ)
 
     @property
     def idle(self) -> bool:
@@ -242,7 +246,9 @@ class Host:
             if lifecycle.peer_uid(sock) != os.geteuid() or len(self._callers) >= CALLERS:
                 sock.close()
             else:
-                self._callers.add(Caller(self, sock))
+                caller = Caller(self, sock)
+                self._callers.add(caller)
+                caller.begin()
 
     def left(self, caller: Caller) -> None:
         self._callers.discard(caller)

@@ -169,16 +169,27 @@ def forget(path: Path, lock: IO[str]) -> None:
 
 def find(home: Path) -> socket.socket | None:
     """A connection to the host of `home`, if one runs. BlockingIOError when it has too many to answer first."""
+    path = place(home)
+    return None if path is None else connect(path)
+
+
+def place(home: Path) -> str | None:
+    """Where the socket of the host of `home` is, if one runs or ran."""
     try:
-        told = json.loads(lock_file(home).read_text())
-        path = Path(told["socket"])
+        path = Path(json.loads(lock_file(home).read_text())["socket"])
         _require_private(path.parent)
     except (OSError, ValueError, KeyError, TypeError):
         return None
+    return str(path)
+
+
+def connect(path: str) -> socket.socket | None:
+    """A connection to the host at `path`, which was found in a private folder; None when it is gone. BlockingIOError as
+    above."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     sock.setblocking(False)
     try:
-        sock.connect(str(path))
+        sock.connect(path)
         if peer_uid(sock) != os.geteuid():
             raise SandboxUnavailable(f"the host at {path} belongs to another user")
     except (ConnectionError, FileNotFoundError):

@@ -64,6 +64,7 @@ class LocalSandbox:
         self._options = options
         self._outfits: dict[Environment, Outfit] = {}
         self._claims: dict[str, int] = {}
+        self._place: str | None = None
 
     async def create(self, environment: Environment, limits: Limits, labels: Mapping[str, str]) -> LocalBox:
         outfit = self._outfits.get(environment)
@@ -152,7 +153,8 @@ class LocalSandbox:
             if early is None:
                 break
             try:
-                answer = await asyncio.wait_for(early.ask(line), ANSWER_S)
+                async with asyncio.timeout(ANSWER_S):
+                    answer = await early.ask(line)
                 return request.answer_of(answer), early
             except TimeoutError as error:
                 early.close()
@@ -172,7 +174,7 @@ class LocalSandbox:
         deadline = loop.time() + ANSWER_S
         while True:
             try:
-                found = lifecycle.find(self.home)
+                found = self._find()
             except BlockingIOError:
                 if loop.time() > deadline:
                     raise SandboxLost("the host takes no connections") from None
@@ -181,6 +183,13 @@ class LocalSandbox:
             if found is None and start:
                 return await asyncio.to_thread(self._start)
             return None if found is None else Early(found)
+
+    def _find(self) -> socket.socket | None:
+        found = None if self._place is None else lifecycle.connect(self._place)
+        if found is None:
+            self._place = lifecycle.place(self.home)
+            found = None if self._place is None else lifecycle.connect(self._place)
+        return found
 
     def _start(self) -> Early:
         # Wrapped in the thread that makes it: whoever asked may have given up meanwhile.

@@ -50,8 +50,21 @@ class Process:
 
     @property
     def lives(self) -> bool:
-        """Not a corpse that waits to be buried."""
-        return self.state not in "ZX"
+        """Not a corpse that waits to be buried. One whose first thread has ended looks like a corpse, and others run
+        on."""
+        return self.state not in "ZX" or self.threads > 1
+
+    def one_of_its_threads(self) -> int:
+        """The number of a thread that still has the process's memory."""
+        if self.state not in "ZX":
+            return self.pid
+        return max(_threads(self.pid), default=self.pid)
+
+    def stands_still(self) -> bool:
+        if self.threads == 1:
+            return self.state in "TtZX"
+        states = [read_process(thread) for thread in _threads(self.pid)]
+        return all(thread is None or thread.state in "TtZX" for thread in states)
 
 
 def read_process(pid: int) -> Process | None:
@@ -84,10 +97,17 @@ def processes(roots: Sequence[int]) -> Iterator[Process]:
                 waiting.append(child)
 
 
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
+
+
 def _children(pid: int, threaded: bool) -> list[int]:
     found: list[int] = []
     try:
-        for task in os.listdir(f"/proc/{pid}/task") if threaded else [str(pid)]:
+        for task in _threads(pid) if threaded else [pid]:
             found += map(int, _read(f"/proc/{pid}/task/{task}/children").split())
     except OSError:
         pass
@@ -164,12 +184,12 @@ class Watch:
         found = list(processes(self._roots))
         self._count_cpu(found)
         living = [process for process in found if process.lives]
-        memory, exact = self._memory([_resident(process.pid) for process in living])
+        memory, exact = self._memory([_resident(process.one_of_its_threads()) for process in living])
         return Usage(memory, exact, self._cpu_s, len(living), sum(process.threads for process in living))
 
     def _count_cpu(self, found: list[Process]) -> None:
-        """A lower bound: the time of the living, what parents were told of children they buried, and what was seen of those
-        of which nobody was told."""
+        """A lower bound: the time of the living, what parents were told of children they buried, and what was seen of
+        those of which nobody was told."""
         seen = {(process.pid, process.started): process for process in found}
         for pid, started in self._seen.keys() - seen.keys():
             missed = read_process(pid)
@@ -230,7 +250,7 @@ def suspend(roots: Sequence[int], timeout_s: float = SUSPEND_S) -> None:
     """
     deadline = time.monotonic() + timeout_s
     while True:
-        running = [process for process in processes(roots) if process.state not in "TtZX"]
+        running = [process for process in processes(roots) if not process.stands_still()]
         if not running:
             return
         if time.monotonic() > deadline:
@@ -242,7 +262,7 @@ def suspend(roots: Sequence[int], timeout_s: float = SUSPEND_S) -> None:
 def resume(roots: Sequence[int]) -> None:
     """Let every stopped process run again."""
     for process in processes(roots):
-        if process.state == "T":
+        if process.lives:
             _signal(process, signal.SIGCONT)
 
 
