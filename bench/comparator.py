@@ -49,7 +49,10 @@ class PlainWorker:
     """A process that runs `drivers/plain.py`."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd="/")
+        # A session of its own, as a box has: the kernel shares processors among sessions.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, cwd="/", start_new_session=True
+        )
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._in, self._out = self._process.stdin.fileno(), self._process.stdout.fileno()
@@ -108,6 +111,7 @@ class Driver:
         self._process = subprocess.Popen(
             [str(python), "-P", str(DRIVERS / f"{program}.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._log, env=environ, cwd=scratch,
+            start_new_session=True,
         )  # fmt: skip
 
     @property

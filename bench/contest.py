@@ -52,7 +52,10 @@ class Control:
 
     def __init__(self) -> None:
         self.samples: list[float] = []
-        self._cat = subprocess.Popen(["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        # In a session of its own, as the boxes are: the kernel shares processors among sessions.
+        self._cat = subprocess.Popen(
+            ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
 
     def sample(self) -> None:
         assert self._cat.stdin is not None

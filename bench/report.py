@@ -74,7 +74,8 @@ def _table(figure: Figure) -> list[str]:
         cells = [_cell(series, share).strip() for share in (0, 0.5, 0.95)]
         times = "" if ratio is None or series is figure.series[0] else f"{shown(ratio)} ×"
         rows.append(f"| {series.contestant} | {series.n} | {' | '.join(cells)} | {times} |")
-    return ["\n".join(rows)]
+    notes = [f"{series.contestant}: not counted is {_escaped(series.note)}" for series in figure.series if series.note]
+    return ["\n".join(rows), *notes]
 
 
 def _escaped(text: str) -> str:

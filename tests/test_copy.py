@@ -49,7 +49,8 @@ async def test_a_file_becomes_a_folder_and_a_folder_a_file(hand: Hand, tmp_path:
     known = (await collect(hand, tmp_path, {}, SMALL)).manifest
     await act(
         hand,
-        "import shutil\nos.remove('x')\nos.mkdir('x')\nopen('x/in', 'w')\nshutil.rmtree('y')\nopen('y', 'w').write('3')",
+        "import os, shutil\nos.remove('x')\nos.mkdir('x')\nopen('x/in', 'w')\n"
+        "shutil.rmtree('y')\nopen('y', 'w').write('3')",
     )
     await collect(hand, tmp_path, known, SMALL)
     assert tree(tmp_path) == {"x/in": b"", "y": b"3"}

@@ -2889,6 +2889,30 @@ PRELOAD = ("asyncio", "inspect", "linecache", "traceback", "warnings", "random",
 """What a worker comes to need; a zygote imports it before it forks."""
 
 
+def rehearse_before_forking() -> None:
+    """In a zygote: run an action in a worker that is then forgotten. What comes into being at its first use does so here,
+    and is shared by all workers instead of made in each."""
+    space, before = vars(builtins), dict(vars(builtins))
+    kept = sys.modules["__main__"], sys.argv, sys.path[:], sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    handler = signal.getsignal(signal.SIGINT)
+    ours, theirs = socket.socketpair()
+    try:
+        worker = Worker(ours)
+        worker.rehearse()
+        worker._channel.forked = True  # what it registered for forks has nothing to do
+        for spare in worker._output._spare:
+            os.close(spare)
+    finally:
+        for name in [name for name in space if name not in before]:
+            del space[name]
+        space.update(before)
+        signal.signal(signal.SIGINT, handler)
+        sys.modules["__main__"], sys.argv, sys.path[:], sys.stdin = kept[:4]
+        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = kept[4:]  # type: ignore[misc]
+        ours.close()
+        theirs.close()
+
+
 def worker_main(fd: int) -> NoReturn:
     """Be the worker whose channel is the stream socket `fd`. Descriptors 0 to 2 are in place. Ends the process."""
     try:

@@ -27,6 +27,7 @@ REFILL_S = 0.02
 REFILL_LATEST_S = 2.0
 """Then the pool is filled although actions run."""
 UID_RANGES = 1_000_000
+_LAST_LINES = "\nrunner.rehearse_before_forking()\nworker_main = runner.worker_main\n"
 
 Started = Callable[[Zygote | FarhandError], None]
 Ready = Callable[[HostedBox | FarhandError], None]
@@ -208,7 +209,7 @@ class Pool:
     def _spec(self) -> ZygoteSpec:
         outfit = self.outfit
         return ZygoteSpec(
-            worker=program_text() + "\nworker_main = runner.worker_main\n",
+            worker=program_text() + _LAST_LINES,
             python=Path(outfit.python),
             prefix=Path(outfit.prefix),
             version=outfit.version,
