@@ -1,4 +1,4 @@
-"""What an idle box keeps in memory while many others live."""
+"""What an idle box keeps in memory while many others live, and how that is read from /proc."""
 
 from __future__ import annotations
 
@@ -142,3 +142,8 @@ def pss(pids: Iterable[int]) -> int:
             if line.startswith("Pss:"):
                 total += int(line.split()[1]) * 1024
     return total
+
+
+def cpu_ms(pids: Iterable[int]) -> float:
+    """Time on a processor, of the main threads, as the scheduler counts it."""
+    return sum(int(Path(f"/proc/{pid}/schedstat").read_text().split()[0]) for pid in pids) / 1e6

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import statistics
-from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
-from bench import boxes
+from bench import boxes, memory
 from bench.bench import Bench, Clock
 from bench.comparator import ComparatorMissing, PlainWorker, split
 from bench.contest import contest, contestant, ours
@@ -16,8 +20,11 @@ from farhand.errors import SandboxError
 from farhand.sandbox.environment import DEFAULT
 from farhand.sandbox.hand import Hand
 
+LONG_MS = 100.0
+"""A program repeats itself until plain CPython needs that long: sending it and its value shall not count."""
 CASES = Path(__file__).parent.parent / "tests" / "cases" / "bench"
 PROGRAMS = 12
+ONCE = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +35,12 @@ class Program:
     code: str
     parts: tuple[str, str]
     expected: str
+
+    def repeated(self, times: int) -> Program:
+        """The same statements, so many times, and then the value."""
+        body, expression = self.parts
+        body = f"for _ in range({times}):\n{textwrap.indent(body, '    ')}"
+        return replace(self, code=f"{body}\n{expression}", parts=(body, expression))
 
 
 def programs(folder: Path = CASES) -> list[Program]:
@@ -45,52 +58,66 @@ Run = Callable[[Program], Awaitable[tuple[float, str]]]
 """Runs a program: milliseconds, and the text of its value."""
 
 
+_HOW = (
+    f"Speed as a share of plain CPython's: each of the {PROGRAMS} programs of `tests/cases/bench` runs in the "
+    "contestant and in a plain worker right before or after, by turns. A sample is the geometric mean of the ratios; "
+    "time is from sending the code to having its value, and a program repeats itself until plain CPython takes "
+    f"{LONG_MS:.0f} ms (in smolagents it runs once). `CPU time alone` is the same by the kernel's count, which a busy "
+    "machine changes less. `plain subprocess` is plain CPython against itself: what it is off 1 is noise. bwrap runs "
+    "Debian's build of Python, the others that of the boxes."
+)
+
+
 async def cpu(bench: Bench) -> Figure:
-    rig, others, cases = await bench.rig(), bench.comparators, programs()
-    plain = PlainWorker(others.plain_command())
-    boxed: list[PlainWorker] = []
+    rig, others = await bench.rig(), bench.comparators
+    with ExitStack() as workers:
+        plain = workers.enter_context(closing(PlainWorker(others.plain_command())))
+        cases = programs()
+        long = [await _long(plain, case) for case in cases]
 
-    async def in_bwrap(program: Program) -> tuple[float, str]:
-        if not boxed:
-            boxed.append(PlainWorker(others.bwrap_command()))
-        return await _in_worker(boxed[0], program)
+        @cache
+        def boxed() -> PlainWorker:
+            return workers.enter_context(closing(PlainWorker(others.bwrap_command())))
 
-    def against(run: Run) -> Callable[[], Awaitable[float]]:
-        return _Pairs(plain, run, cases).speed
+        def against(run: Run, by: Run | None = None) -> Callable[[], Awaitable[float]]:
+            return _Pairs(plain, run, long, by).speed
 
-    try:
+        few = cases[:4] if bench.quick else cases
+        some = _Pairs(plain, lambda program: _driven(bench, "interpreter", program), few)
+        zygote = await rig.zygote(DEFAULT)
+        before = set(memory.tree(zygote))
         async with boxes.kept(rig, DEFAULT) as hand:
-            some = _Pairs(
-                plain, lambda program: _driven(bench, "interpreter", program), cases[: 4 if bench.quick else 12]
-            )
-            slow = contestant("smolagents LocalPythonExecutor", some.speed_of_those_that_run, every=1000, warm_up=False)
+            pids = set(memory.tree(zygote)) - before
             contestants = [
                 ours(against(lambda program: _in_box(hand, program)), Promise(0.97, at_most=False)),
-                contestant("bwrap python3", against(in_bwrap), every=5),
+                ours(
+                    against(
+                        lambda program: _cpu_in_box(hand, pids, program), lambda program: _cpu_in_worker(plain, program)
+                    ),
+                    which="CPU time alone",
+                ),
+                contestant("bwrap python3", against(lambda program: _in_worker(boxed(), program)), every=5),
                 contestant("Jupyter kernel", against(lambda program: _driven(bench, "jupyter", program)), every=5),
-                slow,
+                contestant("smolagents LocalPythonExecutor", some.speed_of_those_that_run, every=ONCE, warm_up=False),
                 contestant("plain subprocess", against(lambda program: _in_worker(plain, program)), every=5),
             ]
-            series = await contest(bench.rounds(30, 5), contestants, bench.control)
-            slow.series.note = "; ".join(some.refused)
-    finally:
-        for worker in (plain, *boxed):
-            worker.close()
-        others.close()
-    how = (
-        f"Speed as a share of plain CPython's: each of the {PROGRAMS} programs of `tests/cases/bench` runs in the "
-        "contestant and in a plain worker right before or after, by turns. A sample is the geometric mean of the "
-        "twelve ratios; time is from sending the code to having its value. `plain subprocess` is plain CPython against "
-        "itself: what it is off 1 is noise. bwrap runs Debian's build of Python, the others that of the boxes."
-    )
-    return Figure("cpu", "CPU-bound code", how, "of CPython's speed", series)
+            series = await contest(bench.rounds(20, 5), contestants, bench.control)
+        contestants[4].series.note = "; ".join(some.refused)
+    others.close()
+    return Figure("cpu", "CPU-bound code", _HOW, "of CPython's speed", series)
+
+
+async def _long(plain: PlainWorker, program: Program) -> Program:
+    took = [(await _in_worker(plain, program))[0] for _ in range(3)]
+    return program.repeated(math.ceil(LONG_MS / min(took)))
 
 
 class _Pairs:
-    """One contestant against the plain worker."""
+    """One contestant against the plain worker, which is timed with `by` if that is given."""
 
-    def __init__(self, plain: PlainWorker, run: Run, cases: Sequence[Program]) -> None:
-        self._plain, self._run, self._cases = plain, run, cases
+    def __init__(self, plain: PlainWorker, run: Run, cases: Sequence[Program], by: Run | None = None) -> None:
+        self._run, self._cases = run, cases
+        self._by = by or (lambda program: _in_worker(plain, program))
         self._first = False
         self.refused: list[str] = []
 
@@ -127,13 +154,25 @@ class _Pairs:
         return took
 
     async def _in_plain(self, program: Program) -> float:
-        return (await _in_worker(self._plain, program))[0]
+        return (await self._by(program))[0]
 
 
 async def _in_box(hand: Hand, program: Program) -> tuple[float, str]:
     clock = Clock()
     value = await boxes.run(hand, program.code)
     return clock.ms(), value
+
+
+async def _cpu_in_box(hand: Hand, pids: Iterable[int], program: Program) -> tuple[float, str]:
+    before = memory.cpu_ms(pids)
+    value = await boxes.run(hand, program.code)
+    return memory.cpu_ms(pids) - before, value
+
+
+async def _cpu_in_worker(worker: PlainWorker, program: Program) -> tuple[float, str]:
+    before = memory.cpu_ms([worker.pid])
+    value = worker.run_split(*program.parts)
+    return memory.cpu_ms([worker.pid]) - before, value
 
 
 async def _in_worker(worker: PlainWorker, program: Program) -> tuple[float, str]:

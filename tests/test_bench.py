@@ -255,6 +255,8 @@ def test_the_programs_give_what_is_expected_of_them() -> None:
     try:
         for case in found:
             assert worker.run_split(*case.parts) == case.expected, case.name
+            assert worker.run_split(*case.repeated(2).parts) == case.expected, case.name
+        assert memory.cpu_ms([worker.pid]) > 0
     finally:
         worker.close()
 

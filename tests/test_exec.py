@@ -114,3 +114,17 @@ async def test_cuts_are_said(sandbox: Sandbox) -> None:
     events: list[CellEvent] = []
     await run_cells(sandbox, "print('x' * 5000)", limits=Limits(output_bytes=1000), on_event=events.append)
     assert [event.text for event in events if event.kind == "note"] == ["4,001 bytes of output were cut"]
+
+
+async def test_secrets_in_a_tools_error_stay_out_of_the_box(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PAYMENT_KEY", "sk-planted-0123456789")
+
+    def leaks() -> None:
+        """Fails with the key in its message."""
+        raise RuntimeError("401 with sk-planted-0123456789")
+
+    out: list[str] = []
+    source = "try:\n    leaks()\nexcept Exception as error:\n    print(error)"
+    await run_cells(sandbox, source, tools=[Tool.from_function(leaks)], on_event=lambda event: out.append(event.text))
+    assert "401 with" in "".join(out)
+    assert "planted" not in "".join(out)

@@ -117,7 +117,7 @@ class CodeAgent:
         self._model, self._sandbox = model, sandbox
         self._store, self._blobs = store, blobs
         self._lease_s, self._boxes_kept = lease_s, boxes_kept
-        self._progress = progress
+        self._progress = progress or _say
         self._running: set[_Turn] = set()
         self._kept: OrderedDict[str, copy.Manifest] = OrderedDict()
         """Sessions whose box is kept alive, and what it said of its files."""
@@ -198,7 +198,7 @@ class CodeAgent:
     @property
     def sandbox(self) -> Sandbox:
         if isinstance(self._sandbox, str):
-            self._sandbox = registry.sandbox(self._sandbox, self.home)
+            self._sandbox = registry.sandbox(self._sandbox, self.home, self._progress)
         return self._sandbox
 
     @property
@@ -277,6 +277,12 @@ class CodeAgent:
             await self.driver(session_id).discard()
         except (SandboxError, StoreError):
             pass
+
+
+def _say(line: str) -> None:
+    """Building an environment takes a minute: a person at a terminal is told."""
+    if sys.stderr is not None and sys.stderr.isatty():
+        print(line, file=sys.stderr)
 
 
 def _declared(tool: Tool) -> dict[str, Any]:

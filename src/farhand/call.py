@@ -165,7 +165,7 @@ class Caller:
             "digest": effect.digest,
             "n": effect.n,
             "key": effect.key,
-            "attempt": 2,
+            "attempt": effect.attempt + 1,
         }
         await self._session.append(NewEvent(ev.EFFECT_INTENDED, again))
 

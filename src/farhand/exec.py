@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 import tempfile
 import time
@@ -20,6 +21,7 @@ from farhand.limits import EXEC_ACK_BYTES, TOOL_TIMEOUT_S, Limits
 from farhand.sandbox.environment import BARE, Environment
 from farhand.sandbox.hand import Hand
 from farhand.sandbox.port import Box, Frame, Sandbox
+from farhand.secret import redactor
 from farhand.tool import Tool, ToolContext
 
 MARK = "#%%"
@@ -123,6 +125,7 @@ class _Program:
     ) -> None:
         self._sandbox, self._limits, self._environment, self._imports = sandbox, limits, environment, imports
         self._tools = {tool.name: tool for tool in tools}
+        self._redact = redactor(os.environ)
         self._tell = on_event
         self._name = f"exec_{secrets.token_hex(6)}"
         self._box: Box | None = None
@@ -203,7 +206,7 @@ class _Program:
             try:
                 tree = await self._result(frame)
             except Exception as problem:
-                error = error_of(problem)
+                error = error_of(problem, self._redact)
                 await hand.reply_error(call, error["type"], error["message"], error["hint"])
                 return
             await hand.reply(call, tree)

@@ -81,7 +81,7 @@ LOCAL_MODEL_START_S = 120.0
 REMINDERS = 3
 """Replies in a row without usable code before the turn fails."""
 REPEATS = 3
-"""Identical actions in a row before the turn fails."""
+"""So many identical actions in a row: the last is not run, and the model is told."""
 TRANSCRIPT_OUTPUT_CHARS = 20_000
 """Of one action's output, what the model is shown: head and tail, the cut announced."""
 

@@ -57,16 +57,16 @@ def model(name: str, home: Path) -> Model:
     raise UsageError(f"no model is called {name!r}", hint=MODEL_WAYS)
 
 
-def sandbox(name: str, home: Path) -> Sandbox:
-    """The provider of boxes called `name`."""
+def sandbox(name: str, home: Path, progress: Callable[[str], None] = lambda line: None) -> Sandbox:
+    """The provider of boxes called `name`. `progress` is told of environments being built."""
     if name == "local":
         from farhand.sandbox.local.sandbox import LocalSandbox
 
-        return LocalSandbox(home)
+        return LocalSandbox(home, progress=progress)
     if name == "subprocess":
         from farhand.sandbox.subprocess import SubprocessSandbox
 
-        return SubprocessSandbox(home)
+        return SubprocessSandbox(home, progress)
     raise UsageError(f"no sandbox is called {name!r}", hint=f"There are: {', '.join(SANDBOXES)}.")
 
 

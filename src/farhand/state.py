@@ -33,6 +33,7 @@ class Effect:
     digest: str
     n: int
     key: str
+    attempt: int
     box: str
     generation: int
     seq: int
@@ -347,6 +348,7 @@ def _effect_intended(state: State, event: Event, data: dict[str, Any]) -> None:
     effect = state.effects.get(data["effect"])
     if effect is not None:
         effect.generation, effect.seq, effect.call, effect.outcome = state.generation, event.seq, data["call"], None
+        effect.attempt = int(data.get("attempt", 1))
         state.open[effect.id] = effect
         return
     effect = Effect(
@@ -359,6 +361,7 @@ def _effect_intended(state: State, event: Event, data: dict[str, Any]) -> None:
         digest=data["digest"],
         n=int(data["n"]),
         key=data["key"],
+        attempt=int(data.get("attempt", 1)),
         box=data.get("box", ""),
         generation=state.generation,
         seq=event.seq,

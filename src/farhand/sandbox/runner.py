@@ -18,6 +18,7 @@ import codecs
 import errno
 import fcntl
 import functools
+import gc
 import heapq
 import io
 import itertools
@@ -90,6 +91,7 @@ MESSAGE_CHARS = 4 * KIB
 REPR_CHARS = 16 * KIB
 SOURCES_KEPT = 500
 ORPHAN_S = 3600.0
+REHEARSALS = 12
 LOOK_S = 5.0  # between two looks at whether anybody can still want the box
 
 
@@ -147,6 +149,18 @@ _DECODE = json.JSONDecoder(**_PARSE).decode
 _ENCODE = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
+def _decode(text: str) -> Any:
+    """Half a million nested lists fit a frame. They hold no cycles, and looking for some while they pile up would take
+    ten times as long as all of the parsing."""
+    if len(text) < 16 * KIB or not gc.isenabled():
+        return _DECODE(text)
+    gc.disable()
+    try:
+        return _DECODE(text)
+    finally:
+        gc.enable()
+
+
 def parse_frame(line: bytes) -> dict[str, Any]:
     """The object of one line. FrameError when it is too large, no ASCII JSON, nested too deep, holds NaN, infinities or
     half a surrogate pair, or has no type."""
@@ -156,7 +170,7 @@ def parse_frame(line: bytes) -> dict[str, Any]:
         raise FrameError(f"a frame nested deeper than {DEPTH}")
     try:
         text = line.decode("ascii")
-        frame = _DECODE(text)
+        frame = _decode(text)
         if "\\ud" in text or "\\uD" in text:
             json.dumps(frame, ensure_ascii=False).encode("utf-8")
     except FrameError:
@@ -1759,7 +1773,6 @@ class Channel:
         self.pending = False
         self.interrupts = 0
         self.forked = False
-        os.register_at_fork(after_in_child=self._after_fork)
 
     # -- interrupts --
 
@@ -2595,7 +2608,8 @@ class Worker:
             random.seed()
         numpy_random = sys.modules.get("numpy.random")
         if numpy_random is not None:
-            numpy_random.seed()
+            # Without a number it goes a long way through NumPy, and copies a quarter of a megabyte of pages on it.
+            numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
         os.environ.setdefault("MPLBACKEND", "Agg")
         import warnings
 
@@ -2889,34 +2903,40 @@ PRELOAD = ("asyncio", "inspect", "linecache", "traceback", "warnings", "random",
 """What a worker comes to need; a zygote imports it before it forks."""
 
 
-def rehearse_before_forking() -> None:
-    """In a zygote: run an action in a worker that is then forgotten. What comes into being at its first use does so here,
-    and is shared by all workers instead of made in each."""
-    space, before = vars(builtins), dict(vars(builtins))
-    kept = sys.modules["__main__"], sys.argv, sys.path[:], sys.stdin, sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+def practise() -> None:
+    """In a zygote: run actions in workers that are then forgotten. What comes into being at its first use, or what the
+    interpreter writes during the first dozen, is then shared by all workers instead of copied by each."""
     handler = signal.getsignal(signal.SIGINT)
     ours, theirs = socket.socketpair()
+    for _ in range(REHEARSALS):
+        _rehearse_once(ours)
+    signal.signal(signal.SIGINT, handler)
+    ours.close()
+    theirs.close()
+
+
+def _rehearse_once(sock: socket.socket) -> None:
+    space, before = vars(builtins), dict(vars(builtins))
+    kept = sys.modules["__main__"], sys.argv, sys.path[:], sys.stdin
+    streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     try:
-        worker = Worker(ours)
+        worker = Worker(sock)
         worker.rehearse()
-        worker._channel.forked = True  # what it registered for forks has nothing to do
         for spare in worker._output._spare:
             os.close(spare)
     finally:
         for name in [name for name in space if name not in before]:
             del space[name]
         space.update(before)
-        signal.signal(signal.SIGINT, handler)
-        sys.modules["__main__"], sys.argv, sys.path[:], sys.stdin = kept[:4]
-        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = kept[4:]  # type: ignore[misc]
-        ours.close()
-        theirs.close()
+        sys.modules["__main__"], sys.argv, sys.path[:], sys.stdin = kept
+        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
 
 
 def worker_main(fd: int) -> NoReturn:
     """Be the worker whose channel is the stream socket `fd`. Descriptors 0 to 2 are in place. Ends the process."""
     try:
         worker = Worker(socket.socket(fileno=fd))
+        os.register_at_fork(after_in_child=worker._channel._after_fork)
         worker.rehearse()
         signal.signal(signal.SIGINT, worker._on_sigint)
         while True:

@@ -133,7 +133,7 @@ def check_claim(row: SessionRow, lease: Lease | None, now: float, gone_generatio
             f"{row.session_id} is driven by {lease.owner}, whose lease ends in {left_s:.1f} s",
             owner=lease.owner,
             left_s=left_s,
-            hint="Send it a message instead, or wait until that process has ended.",
+            hint="A message sent to it is in its log, and that process takes it up; or wait until it has ended.",
         )
 
 

@@ -1,4 +1,4 @@
-"""What Farhand ships for testing what is built on it: models without a network, a clock, a memory store."""
+"""What Farhand ships for testing what is built on it: models without a network."""
 
 from farhand.testing.models import FunctionModel, ReplayModel, ScriptedModel, code, tool_call
 

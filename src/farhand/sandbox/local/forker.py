@@ -31,6 +31,8 @@ from typing import Any, Callable
 from . import box, init, mount, syscall
 
 MESSAGE_BYTES = 64 * 1024
+HOLES = 400
+"""Of each size of object: more were not found to be left by imports."""
 BIRTH_S = 10.0
 """A box that does not stand by then is killed and reported."""
 FIRST_BOX_ID = 2
@@ -185,6 +187,7 @@ class Zygote:
         step("rehearsal", box.rehearse)
         _clean_main()
         gc.collect()
+        _fill_holes()
         gc.freeze()
         return {"loaded": loaded, "failed": failed}
 
@@ -393,6 +396,19 @@ def _load_worker(source: str) -> box.WorkerMain:
         practise()
     found: box.WorkerMain = program.worker_main
     return found
+
+
+_filling: list[Any] = []
+
+
+def _fill_holes() -> None:
+    """Take the places that were freed between objects that live. A box that put its own objects there would copy a page
+    for each; so it gets pages of its own, one after the other: 0.3 MB fewer."""
+    empty = sys.getsizeof(b"")
+    for size in range(48, 513, 16):
+        _filling.extend(bytes(size - empty) for _ in range(HOLES))
+    for number in range(HOLES):
+        _filling.extend(([], {}, number + 0.5, number + 1_000_000))
 
 
 def _clean_main() -> None:

@@ -27,7 +27,6 @@ REFILL_S = 0.02
 REFILL_LATEST_S = 2.0
 """Then the pool is filled although actions run."""
 UID_RANGES = 1_000_000
-_LAST_LINES = "\nrunner.rehearse_before_forking()\nworker_main = runner.worker_main\n"
 
 Started = Callable[[Zygote | FarhandError], None]
 Ready = Callable[[HostedBox | FarhandError], None]
@@ -209,7 +208,7 @@ class Pool:
     def _spec(self) -> ZygoteSpec:
         outfit = self.outfit
         return ZygoteSpec(
-            worker=program_text() + _LAST_LINES,
+            worker=program_text(),
             python=Path(outfit.python),
             prefix=Path(outfit.prefix),
             version=outfit.version,
