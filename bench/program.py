@@ -37,10 +37,11 @@ class Program:
     expected: str
 
     def repeated(self, times: int) -> Program:
-        """The same statements, so many times, and then the value."""
-        body, expression = self.parts
-        body = f"for _ in range({times}):\n{textwrap.indent(body, '    ')}"
-        return replace(self, code=f"{body}\n{expression}", parts=(body, expression))
+        """The same, so many times, and the last value."""
+        statements, expression = self.parts
+        once = textwrap.indent(f"{statements}\nvalue = {expression}", "    ")
+        body = f"for _ in range({times}):\n{once}"
+        return replace(self, code=f"{body}\nvalue", parts=(body, "value"))
 
 
 def programs(folder: Path = CASES) -> list[Program]:

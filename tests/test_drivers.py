@@ -120,6 +120,7 @@ async def test_a_message_while_a_tool_runs_loses_no_receipt(harnesses: Any, sand
         await session.post(NewEvent(ev.MESSAGE_RECEIVED, {"role": "user", "text": f"more {n}", "sender": "user:local"}))
     (tmp_path / "go").touch()
     await logged(session, ev.TURN_ANSWERED)
+    assert harness.process.wait(PATIENCE_S) == 0
     events = await log_of(session)
     settled = [event for event in events if event.type == ev.EFFECT_SETTLED]
     assert [event.data["outcome"] for event in settled] == ["done"]

@@ -110,7 +110,7 @@ class Actor:
         if hand is None:
             await self._lost(SandboxLost("its box is gone"))
             return
-        recorder = Recorder(self._session, action.id, hand)
+        recorder = Recorder(self._session, action.id, hand, bool(action.answers))
         try:
             async for frame in hand.frames():
                 if await self._frame(action, hand, recorder, frame):

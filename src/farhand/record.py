@@ -26,8 +26,9 @@ class Recorder:
     The tail is written when a frame of another kind follows it, while WROTE_KEPT_BYTES allow, and at the end always.
     """
 
-    def __init__(self, session: Session, action: str, hand: Hand) -> None:
+    def __init__(self, session: Session, action: str, hand: Hand, answered: bool = False) -> None:
         self._session, self._action, self._hand = session, action, hand
+        self._answered = answered
         self._chunks: list[list[str]] = []
         self._displays: list[Any] = []
         self._answers: list[dict[str, Any]] = []
@@ -47,11 +48,18 @@ class Recorder:
                 self._displays.append(frame["bundle"])
                 self._size += sum(len(str(data)) for data in frame["bundle"].values())
             else:
-                self._answers.append({key: frame.get(key) for key in ("value", "repr", "problem")})
+                self._answer(frame)
         if self._size >= WROTE_BYTES:
             await self.flush()
         elif self._timer is None:
             self._timer = asyncio.create_task(self._later())
+
+    def _answer(self, frame: Frame) -> None:
+        """The first one counts, so only its value is kept: as lists it can be twenty times as large as its frame."""
+        given = None if self._answered else frame.get("value")
+        self._answered = True
+        self._answers.append({"value": given, "repr": frame["repr"], "problem": frame.get("problem")})
+        self._size += len(frame["repr"])
 
     def _out(self, number: int, stream: str, text: str) -> None:
         if self._kept + len(text) <= HEAD_BYTES and not self._tail:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import os
 import subprocess
@@ -379,3 +380,22 @@ async def test_a_zygote_that_cannot_start_says_which_step_failed(new_local: NewL
     sandbox._outfits.clear()
     async with opened(sandbox) as hand:
         await still_works(hand)
+
+
+async def test_boxes_of_one_zygote_share_no_luck_and_show_nothing_of_its_rehearsals(new_local: NewLocal) -> None:
+    sandbox = new_local()
+    code = (
+        "import builtins, linecache, random, numpy, sys\n"
+        "shown = [name for name in globals() if not name.startswith('__')]\n"
+        "traces = [name for name in (*dir(builtins), *linecache.cache, *shown) if 'rehears' in name or name == 'x']\n"
+        "(random.random(), float(numpy.random.random())), traces, sys.argv, [type(each).__name__ for each in sys.path]"
+    )
+    values = []
+    for _ in range(3):
+        async with opened(sandbox, environment=DEFAULT) as hand:
+            text = (await act(hand, code)).text
+            assert text is not None
+            drawn, traces, argv, kinds = ast.literal_eval(text)
+            assert (traces, argv, set(kinds)) == ([], [""], {"str"})
+            values.append(drawn)
+    assert len({value for pair in values for value in pair}) == 6

@@ -799,7 +799,8 @@ class Supervisor:
     """One box's supervisor. Many can share a reactor. It owns the descriptors it is given and never waits for anything.
 
     `frame_sock` is one end of a stream socket pair to the worker, `stdout_fd` and `stderr_fd` are the read ends of its
-    pipes. `packages` are the environment's, for `ready`. Whoever reaps the worker calls `ended`; `connect` hands over a
+    pipes. `packages` are the environment's, for `ready`, and so is `python`, its version: whoever knows it spares the
+    harness the wait until the worker has heard hello. Whoever reaps the worker calls `ended`; `connect` hands over a
     harness's connection.
     """
 
@@ -811,6 +812,7 @@ class Supervisor:
         stdout_fd: int,
         stderr_fd: int,
         packages: dict[str, str] | None = None,
+        python: str = "",
     ) -> None:
         frame_sock.setblocking(False)
         self.reactor = reactor
@@ -824,6 +826,7 @@ class Supervisor:
         self._lines = Lines()
         self._pipes = [_Pipe(stdout_fd, "stdout", self._relay), _Pipe(stderr_fd, "stderr", self._relay)]
         self._packages = packages or {}
+        self._python = python
         self._connections: list[_Connection] = []
         self._harness: _Connection | None = None
         self._limits: dict[str, Any] = {}
@@ -995,6 +998,8 @@ class Supervisor:
         self.hands.apply(limits)
         self._hello = True
         self._send_down({**frame, "gen": None})
+        if self._python:
+            self._answer_ready(self._python)
 
     def _on_run(self, connection: _Connection, frame: dict[str, Any]) -> None:
         action, code = _text(frame, "action", 200), _text(frame, "code")
@@ -1170,9 +1175,13 @@ class Supervisor:
     def _worker_ready_frame(self, frame: dict[str, Any]) -> None:
         if not self._hello:
             raise FrameError("ready before hello")
+        python = _text(frame, "python", 100)
+        if not self._python:
+            self._answer_ready(python)
+
+    def _answer_ready(self, python: str) -> None:
         self._ready = True
         if self._harness is not None:
-            python = _text(frame, "python", 100)
             self._harness.answer({"t": "ready", "v": VERSION, "python": python, "packages": self._packages})
 
     def _worker_display(self, frame: dict[str, Any]) -> None:
@@ -1229,7 +1238,7 @@ class Supervisor:
         if run.answers > ANSWERS:
             run.answers_cut += 1
             return
-        shown, problem = _text(frame, "repr"), frame.get("problem")
+        shown, problem = _text(frame, "repr")[: 2 * REPR_CHARS], frame.get("problem")
         self._drain()
         self._emit(
             {
@@ -2575,6 +2584,9 @@ class Output:
             sys.stdin = sys.__stdin__ = os.fdopen(os.open(os.devnull, os.O_RDONLY), encoding="utf-8")  # type: ignore[misc]
 
 
+_quieted: list[bool] = []
+
+
 class Worker:
     """Holds the namespace and runs the actions, one at a time, in the main thread."""
 
@@ -2611,9 +2623,11 @@ class Worker:
             # Without a number it goes a long way through NumPy, and copies a quarter of a megabyte of pages on it.
             numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
         os.environ.setdefault("MPLBACKEND", "Agg")
-        import warnings
+        if not _quieted:  # a zygote has done it for all its workers
+            import warnings
 
-        warnings.filterwarnings("ignore", message=".*is non-interactive, and thus cannot be shown")
+            _quieted.append(True)
+            warnings.filterwarnings("ignore", message=".*is non-interactive, and thus cannot be shown")
         if not hasattr(builtins, "exit"):  # python -S
             import _sitebuiltins
 
@@ -2638,17 +2652,15 @@ class Worker:
             setattr(builtins, name, found)
         self._builtins = dict(vars(builtins))
 
-    def rehearse(self) -> None:
+    def rehearse(self, tools: list[dict[str, Any]]) -> None:
         """Do once what every action does, with nobody at the other end. A forked worker copies the pages that it writes
         to: it shall have done so before anybody waits for it."""
-        x = {"name": "x", "kind": "positional_or_keyword", "annotation": "int", "default": None}
-        tool = {"name": "rehearsal", "doc": "", "is_async": False, "params": [x], "returns": "int"}
         channel, title = self._channel, "<rehearsal>"
         sock, fd = channel._sock, channel._fd
         ours, theirs = socket.socketpair()
         channel._sock, channel._fd = ours, ours.fileno()
         try:
-            theirs.sendall(dump_frame({"t": "hello", "limits": {}, "tools": [tool], "imports": None}))
+            theirs.sendall(dump_frame({"t": "hello", "limits": {}, "tools": tools, "imports": None}))
             theirs.sendall(dump_frame({"t": "run", "action": "", "code": "x = 1\nx + 1", "title": title}))
             self._hello(channel.next_frame())
             self._act(channel.next_frame())
@@ -2921,7 +2933,8 @@ def _rehearse_once(sock: socket.socket) -> None:
     streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
     try:
         worker = Worker(sock)
-        worker.rehearse()
+        x = {"name": "x", "kind": "positional_or_keyword", "annotation": "int", "default": None}
+        worker.rehearse([{"name": "rehearsal", "doc": "", "is_async": False, "params": [x], "returns": "int"}])
         for spare in worker._output._spare:
             os.close(spare)
     finally:
@@ -2937,7 +2950,7 @@ def worker_main(fd: int) -> NoReturn:
     try:
         worker = Worker(socket.socket(fileno=fd))
         os.register_at_fork(after_in_child=worker._channel._after_fork)
-        worker.rehearse()
+        worker.rehearse([])
         signal.signal(signal.SIGINT, worker._on_sigint)
         while True:
             try:

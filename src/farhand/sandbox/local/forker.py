@@ -31,7 +31,7 @@ from typing import Any, Callable
 from . import box, init, mount, syscall
 
 MESSAGE_BYTES = 64 * 1024
-HOLES = 400
+HOLES = 100
 """Of each size of object: more were not found to be left by imports."""
 BIRTH_S = 10.0
 """A box that does not stand by then is killed and reported."""

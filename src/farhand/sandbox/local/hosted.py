@@ -81,6 +81,7 @@ class HostedBox:
         spec: BoxSpec,
         group: BoxCgroup | None,
         packages: dict[str, str],
+        python: str,
         log: Log,
     ) -> None:
         self.id = box_id
@@ -101,7 +102,8 @@ class HostedBox:
         frames, stdout, stderr = handles.frames, handles.stdout, handles.stderr
         handles.frames = handles.stdout = handles.stderr = -1
         self._reactor = BoxReactor(reactor, self._failed)
-        self.supervisor = Supervisor(self._reactor, self.hands, socket.socket(fileno=frames), stdout, stderr, packages)
+        sock = socket.socket(fileno=frames)
+        self.supervisor = Supervisor(self._reactor, self.hands, sock, stdout, stderr, packages, python)
         os.set_blocking(handles.status, False)
         self._reactor.watch(handles.status, READ, self._status_ready)
         self._reactor.watch(handles.init_pidfd, READ, self._init_ended)

@@ -276,7 +276,8 @@ class Pool:
 
     def _stands(self, line: _Line, order: _Order, handles: BoxHandles) -> None:
         packages = dict(self.outfit.packages)
-        box = HostedBox(self._reactor, order.box_id, handles, order.spec, order.group, packages, self._log)
+        release = self.outfit.release
+        box = HostedBox(self._reactor, order.box_id, handles, order.spec, order.group, packages, release, self._log)
         line.boxes += 1
         box.on_gone = lambda box: self._gone(line, box)
         if order.ready is None:

@@ -40,11 +40,13 @@ LIMITS = ("memory_bytes", "processes", "disk_bytes", "disk_files")
 
 @dataclass(frozen=True, slots=True)
 class Outfit:
-    """An environment as the host needs it: folders, an interpreter. `packages` pairs names with versions."""
+    """An environment as the host needs it: folders, an interpreter. `packages` pairs names with versions; `version` is
+    like "3.11", `release` like "3.11.2"."""
 
     python: str
     prefix: str
     version: str
+    release: str
     site: str | None = None
     mplconfig: str | None = None
     packages: tuple[tuple[str, str], ...] = ()
@@ -68,6 +70,7 @@ class Outfit:
             _text(found, "python"),
             _text(found, "prefix"),
             _text(found, "version"),
+            _text(found, "release"),
             _optional(found, "site"),
             _optional(found, "mplconfig"),
             tuple((name, version) for name, version in packages),

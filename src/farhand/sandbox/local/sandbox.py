@@ -8,6 +8,7 @@ import os
 import re
 import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,8 @@ assert sys.version_info >= (3, 9), "boxes need Python 3.9 or newer, this is " + 
 version = sysconfig.get_python_version()
 prefix = os.path.realpath(sys.base_prefix)
 python = os.path.join(prefix, "bin", "python" + version)
-print(json.dumps([python if os.path.exists(python) else os.path.realpath(sys.executable), prefix, version]))
+python = python if os.path.exists(python) else os.path.realpath(sys.executable)
+print(json.dumps([python, prefix, version, sys.version.split()[0]]))
 """
 
 
@@ -201,16 +203,17 @@ class LocalSandbox:
             raise SandboxUnavailable("boxes of the local jail have no network", hint="Give the agent a tool instead.")
         if environment.python is None:
             own, own_prefix, version = root.own_prefix()
-            python, prefix = str(own), str(own_prefix)
+            python, prefix, release = str(own), str(own_prefix), sys.version.split()[0]
         else:
-            python, prefix, version = _which_python(environment.python)
+            python, prefix, version, release = _which_python(environment.python)
         if not environment.packages:
-            return Outfit(python, prefix, version, preload=_PRELOAD_ALWAYS)
+            return Outfit(python, prefix, version, release, preload=_PRELOAD_ALWAYS)
         built = build(environment, self.home, self._progress)
         return Outfit(
             python,
             prefix,
             version,
+            release,
             str(built.site.resolve()),
             str(built.mplconfig.resolve()) if built.mplconfig.is_dir() else None,
             _packages(built),
@@ -340,8 +343,8 @@ def _packages(built: Built) -> tuple[tuple[str, str], ...]:
     return tuple((match[1].replace("_", "-"), match[2]) for match in found if match)
 
 
-def _which_python(python: str) -> tuple[str, str, str]:
-    """(real path, prefix, version) of another interpreter."""
+def _which_python(python: str) -> tuple[str, str, str, str]:
+    """(real path, prefix, version, release) of another interpreter."""
     try:
         done = subprocess.run(
             [python, "-I", "-S", "-c", _WHICH_PYTHON],
@@ -349,8 +352,8 @@ def _which_python(python: str) -> tuple[str, str, str]:
             errors="replace", timeout=PYTHON_S, check=False,
         )  # fmt: skip
         if done.returncode == 0:
-            path, prefix, version = json.loads(done.stdout)
-            return str(path), str(prefix), str(version)
+            path, prefix, version, release = json.loads(done.stdout)
+            return str(path), str(prefix), str(version), str(release)
         problem = (done.stderr.strip().splitlines() or ["it failed"])[-1][:500]
     except (OSError, ValueError, subprocess.TimeoutExpired) as error:
         problem = str(error)

@@ -1,0 +1,153 @@
+"""Bombs: of processes, threads, memory in all the forms it takes, descriptors. The limit is named, the box goes at
+most, and its neighbour notices nothing."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from driving import opened, still_works
+from farhand import event as ev
+from farhand.limits import MIB
+from farhand.sandbox.local.sandbox import LocalSandbox
+
+from .attack import Attacker, memory_grows_at_most
+
+pytestmark = [pytest.mark.anyio, pytest.mark.jail, pytest.mark.hostile]
+
+FILL = """
+import mmap
+def fill(block):
+    for place in range(0, len(block), 4096): block[place] = 1
+"""
+BOMBS = {
+    "one allocation": ("bytearray(1 << 40)", "memory_bytes"),
+    "a list that grows": ("x = [0]\nwhile True: x += x", "memory_bytes"),
+    "private memory of children": ("for _ in range(40):\n    if os.fork() == 0: x = bytearray(60 << 20); fill(x); time.sleep(60)\ntime.sleep(60)", "memory_bytes"),
+    "shared memory": ("kept = []\nwhile True: kept.append(mmap.mmap(-1, 8 << 20)); fill(kept[-1])", "memory_bytes"),
+    "shared memory of children": ("for _ in range(40):\n    if os.fork() == 0: x = mmap.mmap(-1, 60 << 20); fill(x); time.sleep(60)\ntime.sleep(60)", "memory_bytes"),
+    "page tables": ("m = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)\nsum(m[place] for place in range(0, 1 << 40, 2 << 20))", "memory_bytes"),
+    "/dev/shm": ("with open('/dev/shm/x', 'wb') as file:\n    while True: file.write(b'x' * (1 << 20))", "disk_bytes"),
+    "deleted files": ("kept = []\nwhile True:\n    kept.append(open('/tmp/x', 'wb')); kept[-1].write(b'x' * (1 << 20)); kept[-1].flush(); os.unlink('/tmp/x')", "disk_bytes"),
+    "threads": ("while True: threading.Thread(target=time.sleep, args=(60,)).start()", "processes"),
+    "processes": ("while True:\n    if os.fork() == 0: time.sleep(60)", "processes"),
+    "programs": ("import subprocess\nwhile True: subprocess.Popen(['/bin/sleep', '60'])", "processes"),
+    "processor time of children": ("for _ in range(4):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(60)", "cpu_s"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("code", "limit"), BOMBS.values(), ids=BOMBS.keys())
+async def test_bombs_meet_their_limit(attack: Attacker, local: LocalSandbox, code: str, limit: str) -> None:
+    with memory_grows_at_most(32 * MIB):
+        fallout = await attack(
+            FILL + code, wall_s=20, cpu_s=1.5, memory_bytes=128 * MIB, disk_bytes=16 * MIB, processes=64
+        )
+    assert fallout.error["limit"] == limit
+    assert limit in [event["limit"] for event in fallout.of(ev.LIMIT_REACHED)]
+    async with opened(local) as neighbour:
+        await still_works(neighbour)
+
+
+FORMS_OF_FORKING = {
+    "everybody forks": "while True:\n    try: os.fork()\n    except OSError: pass",
+    "and ends at once": "while True:\n    try:\n        if os.fork() == 0: os._exit(0)\n    except OSError: pass",
+    "away from its parent": "while True:\n    try:\n        if os.fork() == 0: os.setsid(); os.fork()\n    except OSError: pass",
+    "with threads": "def go():\n    while True:\n        try: threading.Thread(target=go).start()\n        except RuntimeError: pass\ngo()",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("code", FORMS_OF_FORKING.values(), ids=FORMS_OF_FORKING.keys())
+async def test_a_box_full_of_processes_ends_in_time(attack: Attacker, local: LocalSandbox, code: str) -> None:
+    began = time.monotonic()
+    fallout = await attack(code, wall_s=1, processes=64)
+    assert fallout.kind in ("limit", "ended")
+    assert time.monotonic() - began < 15
+    async with opened(local) as neighbour:
+        await still_works(neighbour)
+
+
+KERNEL = {
+    "pipes": """
+def hold():
+    kept = []
+    try:
+        while True:
+            ends = os.pipe(); kept.append(ends); os.set_blocking(ends[1], False)
+            try:
+                while True: os.write(ends[1], bytes(65536))
+            except BlockingIOError: pass
+    except OSError: time.sleep(60)
+""",
+    "sockets of one machine": """
+def hold():
+    kept = []
+    try:
+        while True:
+            pair = socket.socketpair(); kept.append(pair)
+            for each in pair:
+                each.setblocking(False)
+                try:
+                    while True: each.send(bytes(65536))
+                except BlockingIOError: pass
+    except OSError: time.sleep(60)
+""",
+    "descriptors on their way": """
+def hold():
+    pair, count = socket.socketpair(), 0
+    pair[0].setblocking(False)
+    try:
+        while True:
+            ends = os.pipe(); socket.send_fds(pair[0], [b"x"], ends); os.close(ends[0]); os.close(ends[1])
+    except OSError: time.sleep(60)
+""",
+    "file locks": """
+import fcntl
+def hold():
+    file = open("/tmp/lock", "w+b")
+    for place in range(10_000): fcntl.lockf(file, fcntl.LOCK_SH, 1, 2 * place)
+    time.sleep(60)
+""",
+}
+
+
+@pytest.mark.parametrize("code", KERNEL.values(), ids=KERNEL.keys())
+async def test_memory_of_the_kernel_goes_with_the_box(attack: Attacker, code: str) -> None:
+    """Bounded by the number of descriptors and processes alone where no control group counts it (SECURITY.md)."""
+    start = "\nfor _ in range(7):\n    if os.fork() == 0: hold()\ntime.sleep(0.5)\n'held'"
+    fallout = await attack(code + start, processes=8, wall_s=20)
+    assert fallout.text == "'held'"
+
+
+async def test_no_limit_can_be_raised(attack: Attacker) -> None:
+    code = """
+import resource
+told = []
+for name in ("NPROC", "DATA", "FSIZE", "NOFILE", "STACK", "MEMLOCK", "CORE"):
+    kind = getattr(resource, "RLIMIT_" + name)
+    soft, hard = resource.getrlimit(kind)
+    for new in ((hard + 1, hard + 1), (-1, -1)):
+        try:
+            resource.setrlimit(kind, new)
+            if resource.getrlimit(kind) != (soft, hard): told.append(name)
+        except (ValueError, OSError): pass
+for action in (lambda: os.nice(-1), lambda: os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(1)),
+               lambda: os.setpriority(os.PRIO_PROCESS, 0, -20)):
+    try:
+        action()
+        told.append("priority")
+    except OSError: pass
+told
+"""
+    assert (await attack(code)).text == "[]"
+
+
+async def test_a_limit_is_each_actions_own_and_not_the_sessions_end(attack: Attacker) -> None:
+    agent = attack.agent(
+        "while True: pass", "while 1: pass", "x = bytearray(1 << 40)", "final_answer(1 + 1)", wall_s=0.3
+    )
+    result = await agent.run_async("attack")
+    await agent.aclose()
+    assert result.answer == 2
+    met = [event.data["limit"] for event in result.events if event.type == ev.LIMIT_REACHED]
+    assert met == ["wall_s"] * 2 + ["memory_bytes"]
