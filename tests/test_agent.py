@@ -16,6 +16,7 @@ from farhand.agent import CodeAgent
 from farhand.errors import Interrupted, LimitReached, NestedLoopError, ToolFailed, TurnFailed, UsageError
 from farhand.event import Event
 from farhand.limits import REMINDERS, Limits
+from farhand.model.port import Prompting
 from farhand.sandbox.environment import BARE
 from farhand.sandbox.port import Sandbox
 from farhand.testing import FunctionModel, ReplayModel, ScriptedModel, code, tool_call
@@ -339,5 +340,72 @@ def test_bad_calls_say_what_to_do(agents: Any) -> None:
         agent.run("  ")
     with pytest.raises(UsageError, match="list of names"):
         CodeAgent(additional_authorized_imports="numpy")  # type: ignore[arg-type]
-    with pytest.raises(UsageError, match="no sandbox is called"):
-        agents(ScriptedModel([]), sandbox="nowhere").run("Go.")
+    for options, message in (
+        ({"sandbox": "nowhere"}, "no sandbox is called"),
+        ({"model": "gpt-5"}, "Did you mean openai:gpt-5"),
+        ({"model": "openai:m@nonsense"}, "no URL"),
+        ({"model": "openai:@http://127.0.0.1/v1"}, "names no model"),
+        ({"model": "local:big"}, "takes no name"),
+        ({"limits": 5}, "Limits"),
+        ({"tools": "two"}, "list of functions"),
+        ({"tools": pay}, "list of functions"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            CodeAgent(**options)  # type: ignore[arg-type]
+
+
+def test_given_files_are_in_the_box_in_the_first_turn_and_in_a_later_one(agents: Any, tmp_path: Path) -> None:
+    (tmp_path / "sales.csv").write_text("a\n1\n")
+    (tmp_path / "more.csv").write_text("b\n")
+    script = [
+        code("kept = 1\nfinal_answer(open('sales.csv').read())"),
+        code("final_answer((kept, open('more.csv').read()))"),
+    ]
+    agent = agents(ScriptedModel(script))
+    first = agent.run("Read.", files=[tmp_path / "sales.csv"])
+    assert first.answer == "a\n1\n"
+    assert agent.run("More.", session=first.session_id, files=[str(tmp_path / "more.csv")]).answer == (1, "b\n")
+    for wrong in ([tmp_path], [tmp_path / "nothing"], [tmp_path / "more.csv"] * 2, "more.csv"):
+        with pytest.raises(UsageError):
+            agent.run("Wrong.", files=wrong)
+
+
+def test_a_stream_that_is_left_with_break_is_stopped_when_the_agent_closes(agents: Any) -> None:
+    agent = agents(ScriptedModel([code("import time\ntime.sleep(60)")]))
+
+    async def leave() -> list[str]:
+        async with agent:
+            async for item in agent.stream("Go."):
+                if isinstance(item, Event) and item.type == ev.ACTION_STARTED:
+                    break
+        again = CodeAgent(model=ScriptedModel([]), sandbox=agent.sandbox.name, environment=BARE, home=agent.home)
+        rows = [row.status for row in await again.store.sessions() if row.session_id == item.session_id]
+        await again.aclose()
+        return rows
+
+    assert asyncio.run(leave()) == ["cancelled"]
+
+
+def test_turns_of_one_session_wait_for_one_another(agents: Any) -> None:
+    agent = agents(FunctionModel(lambda request: code("n = globals().get('n', 0) + 1\nfinal_answer(n)")))
+
+    async def many() -> list[Any]:
+        first = await agent.run_async("Go.")
+        rest = await asyncio.gather(*[agent.run_async("Again.", session=first.session_id) for _ in range(3)])
+        await agent.aclose()
+        return sorted(result.answer for result in rest)
+
+    assert asyncio.run(many()) == [2, 3, 4]
+
+
+def test_a_failure_has_no_error_before_it_that_is_none(agents: Any) -> None:
+    with pytest.raises(TurnFailed) as caught:
+        agents(ScriptedModel([])).run("Go.")
+    assert caught.value.__context__ is None
+
+
+def test_a_model_too_small_for_tools_refuses_them(agents: Any) -> None:
+    model = ScriptedModel([code("final_answer(1)")])
+    model.prompting = Prompting(examples=(("1+1", "final_answer(2)"),))
+    with pytest.raises(UsageError, match="too small for tools"):
+        agents(model, tools=[pay]).run("Go.")

@@ -439,3 +439,17 @@ def test_without_key_and_url_the_error_shows_the_ways_on(monkeypatch: pytest.Mon
     assert "OPENAI_API_KEY" in caught.value.hint
     monkeypatch.setenv("OPENAI_API_KEY", KEY)
     assert OpenAIModel("gpt-x").base_url == OPENAI_URL
+
+
+def test_a_key_goes_only_to_the_host_it_was_given_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-planted-openai")
+    monkeypatch.delenv("OPENAI_BASE_URL", raising=False)
+    assert OpenAIModel("m")._key == "sk-planted-openai"
+    assert OpenAIModel("m", base_url="https://other.example/v1")._key == ""
+    assert OpenAIModel("m", base_url="http://127.0.0.1:1/v1")._key == ""
+    monkeypatch.setenv("FARHAND_API_KEY", "other-key-0123")
+    assert OpenAIModel("m", base_url="https://other.example/v1")._key == "other-key-0123"
+    monkeypatch.setenv("OPENAI_BASE_URL", "https://proxy.example/v1")
+    assert OpenAIModel("m")._key == "sk-planted-openai"
+    with pytest.raises(UsageError, match="plain http"):
+        OpenAIModel("m", base_url="http://other.example/v1")

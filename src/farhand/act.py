@@ -53,6 +53,8 @@ class Actor:
         self._hand: Hand | None = None
         self._box: Box | None = None
         self._swept = False
+        self.brought: list[str] = []
+        """Names of files that a person added to the session's, and that a box which is there lacks."""
         self.manifest: copy.Manifest = {}
         """What the box said of its files when they were copied last."""
         self._finished = asyncio.Event()
@@ -283,11 +285,17 @@ class Actor:
             try:
                 await hand.ping()
                 if not hand.attached.ended:
+                    await self._bring(hand)
                     return hand
                 await self._lost(BoxEnded("its worker has ended"))
             except SandboxLost as error:
                 await self._lost(error)
         return await self._new_hand()
+
+    async def _bring(self, hand: Hand) -> None:
+        for name in self.brought:
+            await hand.write_file(name, (self._outfit.files / name).read_bytes())
+        self.brought = []
 
     async def _existing_hand(self) -> Hand | None:
         """The box of the log, attached under this generation, if it is there. Others of the session are destroyed."""
@@ -330,6 +338,7 @@ class Actor:
         try:
             hand = await self._open(self._box, 0)
             self.manifest = await copy.restore(hand, outfit.files)
+            self.brought = []
             created = {"box": self._box.id, "request": request, "provider": outfit.sandbox.name}
             await session.append(NewEvent(ev.SANDBOX_CREATED, created))
         except BaseException:

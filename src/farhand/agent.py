@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shutil
 import sys
 import threading
 from collections import OrderedDict
@@ -106,8 +107,7 @@ class CodeAgent:
         boxes_kept: int = BOXES_KEPT,
         progress: Callable[[str], None] | None = None,
     ) -> None:
-        if isinstance(additional_authorized_imports, str):
-            raise UsageError("additional_authorized_imports is a list of names, not one text")
+        _check_arguments(tools, model, sandbox, additional_authorized_imports, limits)
         self.tools = _by_name(tools)
         self.limits = limits or Limits()
         self.instructions = instructions
@@ -119,36 +119,45 @@ class CodeAgent:
         self._lease_s, self._boxes_kept = lease_s, boxes_kept
         self._progress = progress or _say
         self._running: set[_Turn] = set()
+        self._turns: dict[str, asyncio.Lock] = {}
+        """Sessions this agent has a turn of: the next one waits for it."""
         self._kept: OrderedDict[str, copy.Manifest] = OrderedDict()
         """Sessions whose box is kept alive, and what it said of its files."""
 
     # --- running ---
 
-    def run(self, task: str, *, session: str | None = None) -> RunResult:
-        """Solve one task and return when it is answered. Raises TurnFailed, LimitReached or Interrupted, each with
-        `.result`."""
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return _on_own_loop(self.run_async(task, session=session), self.interrupt)
-        raise NestedLoopError(
-            "run() was called inside a running event loop", hint="Use `await agent.run_async(…)` or `agent.stream(…)`."
-        )
+    def run(self, task: str, *, session: str | None = None, files: Sequence[str | os.PathLike[str]] = ()) -> RunResult:
+        """Solve one task. Raises TurnFailed, LimitReached or Interrupted, each with `.result`, when it is not answered.
 
-    async def run_async(self, task: str, *, session: str | None = None) -> RunResult:
+        `session` goes on with an earlier one. `files` are copied into /workspace under their own names.
+        """
+        if _in_a_loop():
+            raise NestedLoopError(
+                "run() was called inside a running event loop",
+                hint="Use `await agent.run_async(…)` or `agent.stream(…)`.",
+            )
+        return _on_own_loop(self.run_async(task, session=session, files=files), self.interrupt)
+
+    async def run_async(
+        self, task: str, *, session: str | None = None, files: Sequence[str | os.PathLike[str]] = ()
+    ) -> RunResult:
         """`run` for code inside an event loop."""
         collected: list[Event] = []
-        turn = _Turn(self, task, session)
+        turn = _Turn(self, task, session, files)
         async with aclosing(turn.stream()) as source:
             async for item in source:
                 if isinstance(item, Event):
                     collected.append(item)
         return turn.result(collected)
 
-    async def stream(self, task: str, *, session: str | None = None) -> AsyncGenerator[Streamed, None]:
-        """Events as they are committed, and the model's deltas as they come. Closing the stream early stops the
-        turn."""
-        turn = _Turn(self, task, session)
+    async def stream(
+        self, task: str, *, session: str | None = None, files: Sequence[str | os.PathLike[str]] = ()
+    ) -> AsyncGenerator[Streamed, None]:
+        """Events as they are committed, and the model's deltas as they come. Closing the stream early stops the turn.
+
+        How the turn ended its last event says, `turn.answered`, `turn.failed` or `turn.cancelled`; nothing is raised.
+        """
+        turn = _Turn(self, task, session, files)
         async with aclosing(turn.stream()) as source:
             async for item in source:
                 yield item
@@ -159,7 +168,8 @@ class CodeAgent:
             turn.interrupt(reason)
 
     async def aclose(self) -> None:
-        """Destroy the boxes kept between turns and let go of connections."""
+        """Stop what still runs, destroy the boxes kept between turns, let go of connections."""
+        await asyncio.gather(*[turn.close("the agent was closed") for turn in list(self._running)])
         while self._kept:
             await self._let_go(next(iter(self._kept)))
         if not isinstance(self._sandbox, str):
@@ -227,6 +237,11 @@ class CodeAgent:
         return ""
 
     def equipment(self, session_id: str) -> Equipment:
+        if self.model.prompting.examples and (self.tools or self.instructions):
+            raise UsageError(
+                f"the model {self.model.name} is too small for tools and instructions: it would not be told of them",
+                hint=registry.MODEL_WAYS,
+            )
         allowed = imports.allowed(self.environment, self._additional)
         return Equipment(
             model=self.model,
@@ -296,14 +311,19 @@ def _by_name(tools: Iterable[Tool | Callable[..., Any]]) -> dict[str, Tool]:
 class _Turn:
     """One message to a session of an agent, driven to its end."""
 
-    def __init__(self, agent: CodeAgent, task: str, session_id: str | None) -> None:
-        if not task.strip():
-            raise UsageError("the task is empty")
+    def __init__(
+        self, agent: CodeAgent, task: str, session_id: str | None, files: Sequence[str | os.PathLike[str]]
+    ) -> None:
+        if not isinstance(task, str) or not task.strip():
+            raise UsageError("the task is empty, or no text")
         self._agent, self._task, self._session_id = agent, task, session_id
+        self._files = _given(files, agent.limits.disk_bytes)
         self._queue: asyncio.Queue[Streamed | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
         self._stop: str | None = None
         self._posted = False
+        self._work: asyncio.Task[None] | None = None
+        self._driver: Driver | None = None
         self.session: Session | None = None
 
     def interrupt(self, reason: str) -> None:
@@ -326,41 +346,53 @@ class _Turn:
         agent._running.add(self)
         try:
             session_id = self._session_id or await agent.create_session(self._task)
-            driver = agent.driver(session_id)
-            self.session = driver.session
-            await self.session.catch_up()
-            stop_listening = self.session.listen(self._queue.put_nowait)
-            try:
-                async with aclosing(self._drive(driver)) as source:
-                    async for item in source:
-                        yield item
-            finally:
-                stop_listening()
+            lock = agent._turns.setdefault(session_id, asyncio.Lock())
+            async with lock, aclosing(self._drive(session_id)) as source:
+                async for item in source:
+                    yield item
+            if not lock.locked():
+                agent._turns.pop(session_id, None)
         finally:
             agent._running.discard(self)
 
-    async def _drive(self, driver: Driver) -> AsyncGenerator[Streamed, None]:
-        session = driver.session
-        driver.on_delta = self._queue.put_nowait
-        message = {"role": "user", "text": self._task, "sender": SENDER}
-        await session.post(NewEvent(ev.MESSAGE_RECEIVED, message))
+    async def _drive(self, session_id: str) -> AsyncGenerator[Streamed, None]:
+        self._driver = driver = self._agent.driver(session_id)
+        self.session = session = driver.session
         await session.catch_up()
-        self._posted = True
-        if self._stop is not None:
-            await self._cancel(self._stop)
-        work = asyncio.create_task(driver.drive())
-        work.add_done_callback(lambda done: self._queue.put_nowait(None))
+        stop_listening = session.listen(self._queue.put_nowait)
+        driver.on_delta = self._queue.put_nowait
+        driver.actor.brought = self._bring(session_id)
         try:
+            await session.post(NewEvent(ev.MESSAGE_RECEIVED, {"role": "user", "text": self._task, "sender": SENDER}))
+            await session.catch_up()
+            self._posted = True
+            if self._stop is not None:
+                await self._cancel(self._stop)
+            self._work = work = asyncio.create_task(driver.drive())
+            work.add_done_callback(lambda done: self._queue.put_nowait(None))
             while (item := await self._queue.get()) is not None:
                 yield item
             await work
         finally:
-            await self._finish(work, driver)
+            stop_listening()
+            await self.close("the stream was closed")
 
-    async def _finish(self, work: asyncio.Task[None], driver: Driver) -> None:
-        """Also when the stream is closed early: the turn is stopped, the box kept for the next one."""
-        if not work.done():
-            await self._cancel("the stream was closed")
+    def _bring(self, session_id: str) -> list[str]:
+        """Copy the given files to the session's own; their names."""
+        folder = self._agent.files_of(session_id)
+        for path in self._files:
+            folder.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / path.name)
+        return [path.name for path in self._files]
+
+    async def close(self, reason: str) -> None:
+        """Stop the turn if it still runs, and keep its box for the next one. Twice does no harm."""
+        work, driver = self._work, self._driver
+        self._work = self._driver = None
+        if driver is None:
+            return
+        if work is not None and not work.done():
+            await self._cancel(reason)
             await asyncio.wait([work], timeout=CLOSE_S)
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
@@ -427,4 +459,42 @@ def _on_own_loop(work: Coroutine[Any, Any, T], interrupt: Callable[[], None]) ->
         return future.result()
     except KeyboardInterrupt:
         interrupt()
-        return future.result()
+    return future.result()
+
+
+def _in_a_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def _given(files: Sequence[str | os.PathLike[str]], most_bytes: int) -> list[Path]:
+    """The files a turn is given, checked before anything begins."""
+    if isinstance(files, str | os.PathLike):
+        raise UsageError("files is a list of paths, not one path")
+    paths = [Path(path) for path in files]
+    for path in paths:
+        if not path.is_file():
+            raise UsageError(f"{path} is no file that can be read", hint="Folders are not taken: name their files.")
+    if len({path.name for path in paths}) < len(paths):
+        raise UsageError("two of the files have the same name")
+    size = sum(path.stat().st_size for path in paths)
+    if size > most_bytes:
+        raise UsageError(f"the files have {size:,} bytes; Limits.disk_bytes allows {most_bytes:,}")
+    return paths
+
+
+def _check_arguments(tools: Any, model: Any, sandbox: Any, additional: Any, limits: Any) -> None:
+    """What is wrong with an agent's arguments is said when it is made, not when it runs."""
+    if isinstance(tools, str) or not isinstance(tools, Iterable):
+        raise UsageError("tools is a list of functions")
+    if isinstance(additional, str):
+        raise UsageError("additional_authorized_imports is a list of names, not one text")
+    if limits is not None and not isinstance(limits, Limits):
+        raise UsageError(f"limits is a Limits(…), not {type(limits).__name__}")
+    if isinstance(sandbox, str):
+        registry.check_sandbox(sandbox)
+    if isinstance(model, str):
+        registry.check_model(model)

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from farhand.errors import UsageError
 
@@ -42,32 +43,53 @@ def choose_model(flag: str | None, environ: Mapping[str, str], home: Path) -> st
     raise UsageError("no model is chosen, and no key is in the environment", hint=MODEL_WAYS)
 
 
+def check_model(name: str) -> tuple[str, str, str]:
+    """Provider, model and base URL of a name `provider:model@url`. UsageError says what is wrong with it."""
+    provider, colon, rest = name.partition(":")
+    which, at, url = rest.rpartition("@") if "@" in rest else (rest, "", "")
+    if provider == "local" and not colon:
+        return "local", "", ""
+    if provider not in ("local", "openai"):
+        meant = f" Did you mean openai:{name}?" if not colon and name else ""
+        raise UsageError(f"no model is called {name!r}.{meant}", hint=MODEL_WAYS)
+    if provider == "local":
+        raise UsageError("`local` is one model and takes no name", hint=MODEL_WAYS)
+    if not which:
+        raise UsageError(f"{name!r} names no model", hint=MODEL_WAYS)
+    parts = urlsplit(url)
+    if at and (parts.scheme not in ("http", "https") or not parts.hostname):
+        raise UsageError(f"{url!r} is no URL of a server", hint="It looks like http://127.0.0.1:8080/v1.")
+    return provider, which, url
+
+
 def model(name: str, home: Path) -> Model:
     """The model `provider:name`; for `openai` a base URL may follow after `@`."""
-    provider, _, rest = name.partition(":")
+    provider, which, url = check_model(name)
     if provider == "local":
         from farhand.model.local import LocalModel
 
         return LocalModel(home)
-    if provider == "openai" and rest:
-        from farhand.model.openai import OpenAIModel
+    from farhand.model.openai import OpenAIModel
 
-        which, _, url = rest.partition("@")
-        return OpenAIModel(which, base_url=url or os.environ.get("OPENAI_BASE_URL") or None)
-    raise UsageError(f"no model is called {name!r}", hint=MODEL_WAYS)
+    return OpenAIModel(which, base_url=url or os.environ.get("OPENAI_BASE_URL") or None)
+
+
+def check_sandbox(name: str) -> None:
+    """UsageError when no provider of boxes has this name."""
+    if name not in SANDBOXES:
+        raise UsageError(f"no sandbox is called {name!r}", hint=f"There are: {', '.join(SANDBOXES)}.")
 
 
 def sandbox(name: str, home: Path, progress: Callable[[str], None] = lambda line: None) -> Sandbox:
     """The provider of boxes called `name`. `progress` is told of environments being built."""
+    check_sandbox(name)
     if name == "local":
         from farhand.sandbox.local.sandbox import LocalSandbox
 
         return LocalSandbox(home, progress=progress)
-    if name == "subprocess":
-        from farhand.sandbox.subprocess import SubprocessSandbox
+    from farhand.sandbox.subprocess import SubprocessSandbox
 
-        return SubprocessSandbox(home, progress)
-    raise UsageError(f"no sandbox is called {name!r}", hint=f"There are: {', '.join(SANDBOXES)}.")
+    return SubprocessSandbox(home, progress)
 
 
 def store(home: Path) -> Store:

@@ -19,10 +19,8 @@ from farhand.tool import Tool
 
 _COMMON = """\
 You solve the user's task by writing Python. Each of your replies is one action: code that runs in a sandbox, in one
-namespace that
-lives on, so variables, functions and imports of earlier actions are still there. You are shown what the code
-printed, the value of its
-last expression, and any error. Work in small steps and print what you need to see.
+namespace that lives on: variables, functions and imports of earlier actions are still there. You are shown what the
+code printed, the value of its last expression, and any error. Work in small steps and print what you need to see.
 
 When you know the answer, call final_answer(value) in your code. The answer may be any value: text, a number, a list,
 a table.
@@ -203,7 +201,7 @@ def observation(action: Action) -> str:
         parts.append(f"[{action.cut_bytes:,} more bytes of output were cut]")
     if action.displays:
         kinds = ", ".join(sorted({kind for bundle in action.displays for kind in bundle}))
-        parts.append(f"[{len(action.displays)} rich displays shown to the user: {kinds}]")
+        parts.append(f"[shown to the user: {len(action.displays)} × {kinds}]")
     parts += _outcome(action)
     cut_off = action.finish is not None and action.finish.error is not None
     parts += [text for effect in action.effects.values() if (text := _effect_text(effect, cut_off))]

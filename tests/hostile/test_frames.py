@@ -222,6 +222,7 @@ async def test_frames_of_an_old_generation(local: LocalSandbox) -> None:
         with pytest.raises(Fenced):
             await new.run("act_old", "x = 'old'", "<old>")
             await asyncio.wait_for(new.next_frame(), PATIENCE_S)
+        await new.close()
         newest = await Hand.open(old.box, generation=6, after=1, limits=SMALL)
         assert (await act(newest, "x")).text == "1"
         await newest.close()

@@ -59,8 +59,21 @@ FINISH = {
 }
 
 
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+
+
+def _key_for(host: str) -> str:
+    """The key in the environment that was given for this host."""
+    known = {urlsplit(url).hostname for url in (os.environ.get("OPENAI_BASE_URL") or OPENAI_URL, OPENAI_URL)}
+    return os.environ.get("OPENAI_API_KEY" if host in known else "FARHAND_API_KEY") or ""
+
+
 class OpenAIModel:
-    """One model at one base URL. `api_key` and `base_url` default to OPENAI_API_KEY and OPENAI_BASE_URL."""
+    """One model at one base URL, by default OPENAI_BASE_URL's.
+
+    `api_key` defaults to OPENAI_API_KEY where the host is that of OPENAI_BASE_URL or OpenAI's own, else to
+    FARHAND_API_KEY: a key goes to no host it was not given for. Over plain http it goes to this machine only.
+    """
 
     def __init__(
         self,
@@ -78,7 +91,12 @@ class OpenAIModel:
         self.capabilities = capabilities
         self.prompting = prompting
         self._host = urlsplit(self.base_url).hostname or ""
-        self._key = api_key or os.environ.get("OPENAI_API_KEY") or ""
+        self._key = api_key or _key_for(self._host)
+        if self._key and urlsplit(self.base_url).scheme != "https" and self._host not in LOOPBACK:
+            raise UsageError(
+                f"the key for {self._host} would go over plain http",
+                hint="Use an https URL, or unset the key if that server needs none.",
+            )
         if not self._key and self.base_url == OPENAI_URL:
             raise UsageError(
                 f"the model {model!r} needs an API key",

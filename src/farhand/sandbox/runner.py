@@ -2366,7 +2366,7 @@ def _smaller(data: Any, room: int) -> str:
     try:
         from PIL import Image
 
-        image = Image.open(io.BytesIO(data))
+        image: Any = Image.open(io.BytesIO(data))
         for _ in range(8):
             image = image.resize((max(1, image.width // 2), max(1, image.height // 2)))
             text = base64.b64encode(_png_of_image(image)).decode("ascii")
