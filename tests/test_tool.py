@@ -163,6 +163,21 @@ def test_a_default_that_is_no_value_stays_in_the_harness() -> None:
     assert call(ask, "x") is True
 
 
+def test_a_default_that_looks_like_a_secret_stays_in_the_harness(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BANK_TOKEN", "MARKER-of-the-environment")
+
+    def pay(amount: int, api_key: str = "MARKER-by-name", to: str = "x MARKER-of-the-environment", max_tokens: int = 9,
+            key: str = "name") -> str:  # fmt: skip
+        return f"{api_key} {to} {max_tokens} {key}"
+
+    declared = Tool.from_function(pay)
+    assert "MARKER" not in json.dumps(declared.stub()) + json.dumps(declared.schema()) + declared.signature_text()
+    assert [each["default"] for each in declared.stub()["params"]] == [None, "...", "...", "9", "'name'"]
+    assert declared.bind([1], {}).arguments == {"amount": 1, "max_tokens": 9, "key": "name"}
+    assert call(pay, 1) == "MARKER-by-name x MARKER-of-the-environment 9 name"
+    assert call(pay, 1, api_key="other").startswith("other ")
+
+
 def test_missing_bare_and_unresolved_annotations_are_accepted() -> None:
     def loose(a, b: "Nowhere", c: dict, *rest, d=None, **more):  # type: ignore[no-untyped-def, name-defined, type-arg]  # noqa: F821, UP037
         return a, b, c, rest, d, more

@@ -15,11 +15,11 @@ from typing import Any
 from farhand import value
 from farhand.action import bound_names
 from farhand.call import error_of, run_tool
-from farhand.errors import Fenced, SandboxError, SandboxLost, ToolTimedOut
+from farhand.errors import Fenced, SandboxError, SandboxLost, ToolTimedOut, UsageError
 from farhand.files import copy
-from farhand.limits import EXEC_ACK_BYTES, TOOL_TIMEOUT_S, Limits
+from farhand.limits import EXEC_ACK_BYTES, FILE_CHUNK_BYTES, TOOL_TIMEOUT_S, Limits
 from farhand.sandbox.environment import BARE, Environment
-from farhand.sandbox.hand import Hand
+from farhand.sandbox.hand import Hand, safe_path
 from farhand.sandbox.port import Box, Frame, Sandbox
 from farhand.secret import redactor
 from farhand.tool import Tool, ToolContext
@@ -64,10 +64,13 @@ class CellResult:
 
 @dataclass(frozen=True, slots=True)
 class ProgramResult:
-    """`finals` are the reprs of what `final_answer` was given, in order."""
+    """`finals` are the reprs of what `final_answer` was given, in order; `files` are the paths in the workspace that
+    the program made or changed, `left_out` pairs those of them that could not be copied out with the reason."""
 
     cells: tuple[CellResult, ...]
     finals: tuple[str, ...]
+    files: tuple[str, ...] = ()
+    left_out: tuple[tuple[str, str], ...] = ()
 
     @property
     def exit_code(self) -> int:
@@ -97,18 +100,44 @@ async def run_cells(
     environment: Environment = BARE,
     imports: Sequence[str] | None = None,
     on_event: Callable[[CellEvent], None] = lambda event: None,
+    files: Sequence[Path] = (),
+    keep: Path | None = None,
 ) -> ProgramResult:
     """Run the cells one after another in one namespace. The limits are each cell's own.
 
-    An error ends its cell; the later ones run, in a new box with the same files when the old one died.
+    An error ends its cell; the later ones run, in a new box with the same files when the old one died. `files` are in
+    the workspace, under their own names, when the first cell starts; what is in it at the end is copied to the folder
+    `keep`.
     """
-    program = _Program(sandbox, tools, limits or Limits(), environment, imports, on_event)
+    limits = limits or Limits()
+    check_files(files, limits)
+    program = _Program(sandbox, tools, limits, environment, imports, on_event)
     try:
+        await program.give(files)
         for index, code in enumerate(split_cells(source), 1):
             await program.cell(index, code)
+        made, left_out = await program.take(keep)
     finally:
         await program.close()
-    return ProgramResult(tuple(program.results), tuple(program.finals))
+    return ProgramResult(tuple(program.results), tuple(program.finals), made, left_out)
+
+
+def check_files(files: Sequence[Path], limits: Limits) -> None:
+    """UsageError unless these are files that fit into a box together."""
+    size = 0
+    for path in files:
+        if not path.is_file():
+            reason = "it is a folder" if path.is_dir() else "there is no such file"
+            raise UsageError(f"{path}: {reason}", hint="Folders are not taken: name their files.")
+        if not os.access(path, os.R_OK) or not safe_path(path.name):
+            raise UsageError(
+                f"{path}: it cannot be read" if safe_path(path.name) else f"{path}: its name cannot be kept"
+            )
+        size += path.stat().st_size
+    if len({path.name for path in files}) < len(files):
+        raise UsageError("two of the files have the same name")
+    if size > limits.disk_bytes:
+        raise UsageError(f"the files have {size:,} bytes; the limit `disk_bytes` allows {limits.disk_bytes:,}")
 
 
 class _Program:
@@ -132,8 +161,37 @@ class _Program:
         self._hand: Hand | None = None
         self._unacked = self._calls = 0
         self._running: set[asyncio.Task[None]] = set()
+        self._given: copy.Manifest = {}
+        """What the box said of the files it was given, when they were given."""
         self.results: list[CellResult] = []
         self.finals: list[str] = []
+
+    async def give(self, files: Sequence[Path]) -> None:
+        """Put files of this machine into the box."""
+        for path in files:
+            await _put(await self._ready(), path)
+        if files:
+            self._given = {entry.path: entry for entry in (await (await self._ready()).listing()).entries}
+
+    async def take(self, keep: Path | None) -> tuple[tuple[str, ...], tuple[tuple[str, str], ...]]:
+        """The files that were made or changed, copied to `keep` if it is given; and what was left out, and why."""
+        if self._hand is None:
+            return (), ()
+        try:
+            if keep is None:
+                listed = await self._hand.listing()
+                found = {entry.path: entry for entry in listed.entries}
+                left_out = listed.left_out
+            else:
+                taken = await copy.collect(self._hand, keep, {}, self._limits)
+                found, left_out = taken.manifest, tuple(taken.left_out)
+        except SandboxError as problem:
+            self._tell(
+                CellEvent("note", len(self.results), f"the files of the box could not be read: {problem.message}")
+            )
+            return (), ()
+        made = [path for path, entry in found.items() if entry.kind == "file" and self._given.get(path) != entry]
+        return tuple(sorted(made)), left_out
 
     async def cell(self, index: int, code: str) -> None:
         hand = await self._ready()
@@ -257,7 +315,9 @@ class _Program:
             text = f"the box died with its variables; a new one takes over, {files}{names}"
             self._tell(CellEvent("note", index, text))
             if saved:
-                await copy.restore(await self._ready(), Path(folder))
+                untouched = {path for path, entry in self._given.items() if saved.get(path) == entry}
+                restored = await copy.restore(await self._ready(), Path(folder))
+                self._given = {path: restored[path] for path in untouched & restored.keys()}
 
     async def _save_files(self, folder: Path) -> copy.Manifest | None:
         """What could be copied; None when the box does not answer any more."""
@@ -279,6 +339,18 @@ class _Program:
     async def close(self) -> None:
         self._stop_tools()
         await self._drop()
+
+
+async def _put(hand: Hand, path: Path) -> None:
+    """In chunks: a file may be larger than what is wise to hold in memory."""
+    with path.open("rb") as file:
+        offset, chunk = 0, file.read(FILE_CHUNK_BYTES)
+        while True:
+            following = file.read(FILE_CHUNK_BYTES)
+            await hand.write_chunk(path.name, offset, chunk, 0o644, not following)
+            if not following:
+                return
+            offset, chunk = offset + len(chunk), following
 
 
 def _plain(bundle: dict[str, str]) -> str:

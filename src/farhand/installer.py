@@ -97,4 +97,5 @@ def _failure(last: list[str]) -> PipFailed:
         hint = "No wheel of that name and version fits this Python. Check the name, or list another version."
     else:
         hint = ""
-    return PipFailed(f"pip's last lines:\n{text}", hint=hint, package=named.group(1) if named else "")
+    said = "\n".join(line for line in last if line.startswith("ERROR:")) or text
+    return PipFailed(f"pip said:\n{said}", hint=hint, package=named.group(1) if named else "")

@@ -56,10 +56,21 @@ def check_model(name: str) -> tuple[str, str, str]:
         raise UsageError("`local` is one model and takes no name", hint=MODEL_WAYS)
     if not which:
         raise UsageError(f"{name!r} names no model", hint=MODEL_WAYS)
-    parts = urlsplit(url)
-    if at and (parts.scheme not in ("http", "https") or not parts.hostname):
-        raise UsageError(f"{url!r} is no URL of a server", hint="It looks like http://127.0.0.1:8080/v1.")
+    if at:
+        _check_url(url, repr(url))
+    elif os.environ.get("OPENAI_BASE_URL"):
+        _check_url(os.environ["OPENAI_BASE_URL"], f"OPENAI_BASE_URL {os.environ['OPENAI_BASE_URL']!r}")
     return provider, which, url
+
+
+def _check_url(url: str, shown: str) -> None:
+    try:
+        parts = urlsplit(url)
+        fits = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is none, an address with one bracket
+        fits = False
+    if not fits:
+        raise UsageError(f"{shown} is no URL of a server", hint="It looks like http://127.0.0.1:8080/v1.")
 
 
 def model(name: str, home: Path) -> Model:

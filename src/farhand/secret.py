@@ -12,6 +12,16 @@ SHORTEST = 8
 MASK = "[secret]"
 
 
+def is_secret(name: str, held: object, environ: Mapping[str, str]) -> bool:
+    """Whether what `name` holds must stay on this side: a text under a name that says so, or one with a secret variable
+    of the environment in it."""
+    if isinstance(held, bytes):
+        held = held.decode("utf-8", "replace")
+    if not isinstance(held, str) or len(held) < SHORTEST:
+        return False
+    return bool(_NAME.search(name)) or redactor(environ)(held) != held
+
+
 def redactor(environ: Mapping[str, str]) -> Callable[[str], str]:
     """A function that masks, in any text, the values of variables whose names say that they are secret."""
     secrets = sorted(

@@ -8,6 +8,7 @@ import functools
 import inspect
 import keyword
 import math
+import os
 import re
 import types
 import typing
@@ -20,6 +21,7 @@ from farhand import value
 from farhand.docstring import Docstring
 from farhand.errors import ToolArgumentError, ToolDeclarationError
 from farhand.hint import annotation_text, build, described, is_json, json_schema, members, misfit
+from farhand.secret import is_secret
 
 Effect = Literal["pure", "idempotent", "keyed", "opaque"]
 Unknown = Literal["error", "ask"]
@@ -479,7 +481,7 @@ def _parameter(raw: inspect.Parameter, hint: Any, described: str) -> Parameter:
         words = [extra for extra in hint.__metadata__ if isinstance(extra, str)]
         described = words[0] if words else described
     default_text = None
-    if raw.default is not inspect.Parameter.empty:
+    if raw.default is not inspect.Parameter.empty and not is_secret(raw.name, raw.default, os.environ):
         try:
             default_text = value.canonical(raw.default)
         except value.ValueProblem:

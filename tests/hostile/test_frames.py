@@ -253,9 +253,27 @@ async def test_floods_are_cut_and_counted(attack: Attacker, local: LocalSandbox,
     assert resident_bytes(status["pid"]) - before < 64 * MIB
 
 
-async def test_a_million_frames_that_mean_nothing(attack: Attacker) -> None:
+ENDLESS = {
+    "that mean nothing": "block = b'{\"t\":\"ready\",\"python\":\"3\"}\\n' * 1000\nwhile True: send(block)",
+    "of many lists": """
+nest = b"[" * 150 + b"]" * 150
+number = 0
+while True:
+    number += 1
+    send(b'{"t":"call","call":"c%d","tool":"none","kwargs":{},"args":[' % number + b",".join([nest] * 3000) + b"]}\\n")
+""",
+    "of brackets in texts": """
+number = 0
+while True:
+    number += 1
+    send(b'{"t":"call","call":"c%d","tool":"none","kwargs":{},"args":["' % number + b"[{" * 400_000 + b'"]}\\n')
+""",
+}
+
+
+@pytest.mark.parametrize("code", ENDLESS.values(), ids=ENDLESS.keys())
+async def test_frames_without_end(attack: Attacker, code: str) -> None:
     """The host handles a step's worth of them at a time, so that other boxes get their turn: its answers come soon."""
-    code = "block = b'{\"t\":\"ready\",\"python\":\"3\"}\\n' * 1000\nwhile True: send(block)"
     worst = 0.0
     running = asyncio.create_task(attack(code, wall_s=2))
     while not running.done():

@@ -21,6 +21,23 @@ import mmap
 def fill(block):
     for place in range(0, len(block), 4096): block[place] = 1
 """
+SOCKETS = """
+def hold_in(count, make):
+    for _ in range(count):
+        if os.fork() == 0:
+            kept = []
+            try:
+                while True:
+                    kept.append(make())
+                    for each in kept[-1]:
+                        each.setblocking(False)
+                        each.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)
+                        try:
+                            while True: each.send(bytes(65536))
+                        except BlockingIOError: pass
+            except OSError: time.sleep(60)
+    time.sleep(60)
+"""
 BOMBS = {
     "one allocation": ("bytearray(1 << 40)", "memory_bytes"),
     "a list that grows": ("x = [0]\nwhile True: x += x", "memory_bytes"),
@@ -30,6 +47,11 @@ BOMBS = {
     "page tables": ("m = mmap.mmap(-1, 1 << 40, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, prot=mmap.PROT_READ)\nsum(m[place] for place in range(0, 1 << 40, 2 << 20))", "memory_bytes"),
     "/dev/shm": ("with open('/dev/shm/x', 'wb') as file:\n    while True: file.write(b'x' * (1 << 20))", "disk_bytes"),
     "deleted files": ("kept = []\nwhile True:\n    kept.append(open('/tmp/x', 'wb')); kept[-1].write(b'x' * (1 << 20)); kept[-1].flush(); os.unlink('/tmp/x')", "disk_bytes"),
+    "sockets": (SOCKETS + "hold_in(4, lambda: socket.socketpair())", "memory_bytes"),
+    "connections": (
+        SOCKETS + "there = socket.create_server(('127.0.0.1', 4000), backlog=1000)\n"
+        "hold_in(4, lambda: (socket.create_connection(there.getsockname()), there.accept()[0]))", "memory_bytes"
+    ),
     "threads": ("while True: threading.Thread(target=time.sleep, args=(60,)).start()", "processes"),
     "processes": ("while True:\n    if os.fork() == 0: time.sleep(60)", "processes"),
     "programs": ("import subprocess\nwhile True: subprocess.Popen(['/bin/sleep', '60'])", "processes"),
@@ -79,19 +101,6 @@ def hold():
             except BlockingIOError: pass
     except OSError: time.sleep(60)
 """,
-    "sockets of one machine": """
-def hold():
-    kept = []
-    try:
-        while True:
-            pair = socket.socketpair(); kept.append(pair)
-            for each in pair:
-                each.setblocking(False)
-                try:
-                    while True: each.send(bytes(65536))
-                except BlockingIOError: pass
-    except OSError: time.sleep(60)
-""",
     "descriptors on their way": """
 def hold():
     pair, count = socket.socketpair(), 0
@@ -117,6 +126,37 @@ async def test_memory_of_the_kernel_goes_with_the_box(attack: Attacker, code: st
     start = "\nfor _ in range(7):\n    if os.fork() == 0: hold()\ntime.sleep(0.5)\n'held'"
     fallout = await attack(code + start, processes=8, wall_s=20)
     assert fallout.text == "'held'"
+
+
+async def test_sockets_hold_no_more_than_they_are_counted_with(attack: Attacker) -> None:
+    """Where no control group counts their buffers, each counts with 256 KiB: so that is what it may hold."""
+    code = """
+def pending(pair):
+    sent = 0
+    for each in pair:
+        each.setblocking(False)
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF): each.setsockopt(socket.SOL_SOCKET, option, 1 << 30)
+        try:
+            while True: sent += each.send(bytes(4096))
+        except BlockingIOError: pass
+    return sent
+there = socket.create_server(("127.0.0.1", 4000))
+connected = socket.create_connection(there.getsockname()), there.accept()[0]
+[pending(pair) <= 2 * 256 * 1024 for pair in (socket.socketpair(), connected)]
+"""
+    assert (await attack(code)).text == "[True, True]"
+
+
+async def test_queued_signals_are_bounded(attack: Attacker) -> None:
+    """As an ordinary user's they would be taken from what all of that user's programs share."""
+    code = """
+import ctypes
+libc, count = ctypes.CDLL(None), 0
+made = ctypes.create_string_buffer(8)
+while count < 10_000 and libc.timer_create(1, None, made) == 0: count += 1
+count < 5000
+"""
+    assert (await attack(code)).text == "True"
 
 
 async def test_no_limit_can_be_raised(attack: Attacker) -> None:

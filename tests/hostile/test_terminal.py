@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
 import re
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from chat_server import serving
-from farhand.sandbox.local.sandbox import LocalSandbox
-from leftovers import leftovers
 from pseudo_terminal import PseudoTerminal
 
 pytestmark = [pytest.mark.jail, pytest.mark.hostile]
@@ -48,18 +42,6 @@ def obeyed(shown: str, ours: re.Pattern[str]) -> list[str]:
     return FORBIDDEN.findall(ours.sub("", shown))
 
 
-@pytest.fixture
-def own_home(home: Path) -> Iterator[Path]:
-    """A record of its own; the environments built before; its host is ended."""
-    place = tempfile.gettempdir()
-    with tempfile.TemporaryDirectory(prefix="fh-", dir=place if len(place) <= 40 else "/tmp") as name:
-        folder = Path(name)
-        (folder / "environments").symlink_to(home / "environments")
-        yield folder
-        asyncio.run(LocalSandbox(folder).stop(force=True))
-        assert leftovers(folder) == []
-
-
 def environ(home: Path) -> dict[str, str]:
     return {"FARHAND_HOME": str(home), "OPENAI_API_KEY": "sk-of-nobody", "LANG": "C.UTF-8"}
 
@@ -70,7 +52,6 @@ import os, sys
 print("out", text)
 print("err", text, file=sys.stderr)
 os.write(1, b"raw " + text.encode() + b"\\xff\\xfe\\n")
-for byte in ("cut " + text + "\\n").encode(): os.write(1, bytes([byte]))
 open("/workspace/name" + text.replace("/", ""), "w").close()
 text
 #%%
@@ -79,6 +60,8 @@ class Odd:
 Odd()
 #%%
 raise ValueError("error " + text)
+#%%
+for byte in ("cut " + text + "\\n").encode(): os.write(1, bytes([byte]))
 #%%
 raise type("Class" + text, (Exception,), {{"__module__": "m" + text}})("x")
 #%%
@@ -145,6 +128,7 @@ def test_an_agent_and_its_transcript(own_home: Path, tmp_path: Path) -> None:
     assert code == 0, shown
     for word in ("I think", "out ", "error ", "final "):
         assert word in shown
+    assert "\x1b[8m" not in shown
     assert obeyed(shown, OURS) == []
     assert all(path.name.isprintable() for path in tmp_path.iterdir())
     for more in (["show", "last"], ["sessions"]):

@@ -1,4 +1,4 @@
-"""New files of a session, copied into the folder the person works in.
+"""New files of a session or a program, copied into the folder the person works in or names.
 
 Paths and contents come from a box. So: nothing that exists is touched, no symbolic link is followed, no path leaves the
 folder, hidden names (`.git/hooks`, `.bashrc`) and names with control characters stay behind, and no copy is executable.
@@ -33,15 +33,17 @@ class Delivered:
         return f"→ {self.target}" if self.target else f"not copied: {self.reason}"
 
 
-def deliver(paths: Iterable[str], source: Path, folder: Path) -> list[Delivered]:
-    """Copy the files named by `paths` from the session's folder `source` into `folder`."""
+def deliver(
+    paths: Iterable[str], source: Path, folder: Path, *, shown: str = ".", most: int | None = FILES_MOST
+) -> list[Delivered]:
+    """Copy the files named by `paths` from the folder `source` into `folder`, which is `shown` by this name."""
     paths = list(paths)
-    if len(paths) > FILES_MOST:
-        return [Delivered(path, None, f"more than {FILES_MOST} files") for path in paths]
-    return [_deliver_one(path, source, folder) for path in paths]
+    if most is not None and len(paths) > most:
+        return [Delivered(path, None, f"more than {most} files") for path in paths]
+    return [_deliver_one(path, source, folder, shown) for path in paths]
 
 
-def _deliver_one(path: str, source: Path, folder: Path) -> Delivered:
+def _deliver_one(path: str, source: Path, folder: Path, shown: str) -> Delivered:
     reason = _unfit(path)
     if reason:
         return Delivered(path, None, reason)
@@ -52,7 +54,7 @@ def _deliver_one(path: str, source: Path, folder: Path) -> Delivered:
         return Delivered(path, None, "a file of this name is here already")
     except OSError as error:
         return Delivered(path, None, error.strerror or "it cannot be written")
-    return Delivered(path, os.path.join(".", *parents, name))
+    return Delivered(path, os.path.join(shown, *parents, name))
 
 
 def _unfit(path: str) -> str:

@@ -6,12 +6,13 @@ import asyncio
 import json
 import os
 import sys
+import textwrap
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Final
 
 from farhand import registry
-from farhand.cli.terminal import is_terminal, sanitise
+from farhand.cli.terminal import is_terminal, sanitise, width_of
 from farhand.errors import FarhandError, UsageError
 from farhand.home import farhand_home
 from farhand.sandbox.environment import DEFAULT, path_of
@@ -140,7 +141,7 @@ def _print(findings: Findings) -> None:
                 say.line(wall.hint, indent=8)
         say.line("does not protect against:", indent=4)
         for text in provider.open_to:
-            say.line(f"- {text}", indent=6)
+            say.line(f"- {text}", indent=6, hanging=2)
     for part in findings.parts:
         say.mark(part.well, f"{part.name}: {part.detail}", welcome=not part.needed)
         if part.hint:
@@ -158,8 +159,22 @@ class _Marks:
 
     def mark(self, good: bool, text: str, *, indent: int = 0, welcome: bool = False) -> None:
         sign = self._yes if good else self._optional if welcome else self._no
-        self.line(f"{sign} {text}", indent=indent)
+        self.line(f"{sign} {text}", indent=indent, hanging=len(sign) + 1)
 
-    def line(self, text: str, *, indent: int = 0) -> None:
+    def line(self, text: str, *, indent: int = 0, hanging: int = 0) -> None:
         text = sanitise(text) if self._terminal else text
-        print("\n".join(" " * indent + line for line in text.split("\n")))
+        for line in text.split("\n"):
+            print("\n".join(self._wrapped(line, " " * indent, " " * (indent + hanging))))
+
+    def _wrapped(self, line: str, first: str, later: str) -> list[str]:
+        """On a terminal, lines that fit; broken at spaces alone, so that paths stay whole."""
+        if not self._terminal:
+            return [first + line]
+        return textwrap.wrap(
+            line,
+            max(width_of(sys.stdout), 40),
+            initial_indent=first,
+            subsequent_indent=later,
+            break_long_words=False,
+            break_on_hyphens=False,
+        ) or [""]

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable
 from typing import Final
 
+from farhand.cli.advice import for_command_line
 from farhand.cli.terminal import is_terminal, sanitise
 from farhand.errors import FarhandError, Interrupted, LimitReached, UsageError
 
@@ -60,7 +61,8 @@ def report(error: BaseException) -> int:
     if isinstance(error, BrokenPipeError):
         return leave_quietly()
     if isinstance(error, FarhandError):
-        say(f"farhand: {error}")
+        hint = for_command_line(error.hint)
+        say(f"farhand: {error.message}" + (f"\n  {hint}" if hint else ""))
     elif not isinstance(error, KeyboardInterrupt):
         raise error
     return code_of(error)

@@ -66,8 +66,10 @@ def _lines(found: dict[str, Any]) -> list[str]:
         f"boxes {found['boxes']}, attached {found['attached']}, running an action {found['running']}",
     ]
     for each in found["environments"]:
-        zygote = f"zygote {each['zygote']}" if each["zygote"] else "no zygote"
-        lines.append(f"  {each['python']}, {each['packages']} packages: {zygote}, {each['ready']} boxes ready")
+        # The zygote: a process that has imported the packages, of which boxes are forks.
+        made = f"boxes are made from process {each['zygote']}" if each["zygote"] else "its process is not started yet"
+        packages = f"{each['packages']} package{'' if each['packages'] == 1 else 's'}"
+        lines.append(f"  environment with {packages} ({each['python']}): {made}, {each['ready']} ready")
         lines += [f"    {name} cannot be imported: {why}" for name, why in each["failed"].items()]
     return lines
 
@@ -76,6 +78,6 @@ def stop(force: bool) -> int:
     """Returns once the host and, with `force`, its boxes are gone."""
     from farhand.sandbox.local.sandbox import LocalSandbox
 
-    if not asyncio.run(LocalSandbox(farhand_home()).stop(force)):
-        print("no host runs", file=sys.stderr)
+    stopped = asyncio.run(LocalSandbox(farhand_home()).stop(force))
+    print("the host has ended" if stopped else "no host runs", file=sys.stderr)
     return 0

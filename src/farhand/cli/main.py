@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from typing import Any
 
@@ -19,12 +20,52 @@ class _Commands(click.Group):
         open_streams()
         try:
             return super().invoke(ctx)
+        except click.NoSuchOption as error:
+            raise _with_dashes(error) from None
         except (click.ClickException, click.exceptions.Exit):
             raise
         except (Exception, KeyboardInterrupt) as error:
             from farhand.cli.exits import report
 
             sys.exit(report(error))
+
+
+def _with_dashes(error: click.NoSuchOption) -> click.NoSuchOption:
+    """`farhand run "-5 + 3"`: a task may begin like an option."""
+    command = error.ctx.command.name if error.ctx is not None else ""
+    if command not in ("run", "exec"):
+        return error
+    what, shown = ("task", '"-5 + 3"') if command == "run" else ("file", "-name.py")
+    said = f"{error.message}. A {what} that begins with a dash comes after --:  farhand {command} -- {shown}"
+    return click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx)
+
+
+class _Number(click.FloatRange):
+    """Seconds above 0."""
+
+    name = "number of seconds above 0"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        number = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return number
+
+
+class _Count(click.IntRange):
+    name = "whole number"
+
+
+SECONDS = _Number(min=0, min_open=True)
+SANDBOX = click.option("--sandbox", metavar="NAME", default="local", show_default=True, help="Where the code runs.")
+IMPORTS = click.option(
+    "--import", "imports", multiple=True, metavar="NAME", help="A package the code may import. Repeatable."
+)
+FILES = click.option(
+    "--file", "files", multiple=True, metavar="PATH", help="A file that is in /workspace at the start. Repeatable."
+)
+OUT = click.option("--out", metavar="DIR", help="Copy new files and figures there; nothing is overwritten.")
+TOOLS = click.option("--tools", metavar="FILE.py", help="A file with TOOLS, or functions marked @tool.")
 
 
 @click.group(cls=_Commands, context_settings=_CONTEXT, no_args_is_help=True)
@@ -43,38 +84,35 @@ def cli() -> None:
 @cli.command(short_help="Give an agent a task.")
 @click.argument("task")
 @click.option("--model", metavar="PROVIDER:NAME", help="The model: openai:NAME, openai:NAME@URL, or local.")
-@click.option("--sandbox", metavar="NAME", default="local", show_default=True, help="Where its code runs.")
+@click.option("--session", metavar="SESSION", help="Go on with a session: an id, a unique beginning, or last.")
+@FILES
+@OUT
+@TOOLS
+@IMPORTS
+@SANDBOX
+@click.option("--max-steps", type=_Count(min=1), metavar="N", help="Model calls before the turn ends.")
+@click.option("--timeout", type=SECONDS, metavar="S", help="Seconds for the whole task.")
 @click.option("--json", "as_json", is_flag=True, help="Print the events, one a line.")
-@click.option("--max-steps", type=click.IntRange(min=1), help="Model calls before the turn ends.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for the whole task.")
-@click.option("--import", "imports", multiple=True, metavar="NAME", help="A package its code may import. Repeatable.")
-@click.option("--tools", metavar="FILE.py", help="A file with TOOLS, or functions marked @tool.")
-def run(
-    task: str,
-    model: str | None,
-    sandbox: str,
-    as_json: bool,
-    max_steps: int | None,
-    timeout: float | None,
-    imports: tuple[str, ...],
-    tools: str | None,
-) -> int:
+def run(task: str, **given: Any) -> int:
     """Give an agent the TASK; `-` reads it from standard input.
 
     On a terminal you see the agent work. Elsewhere standard output carries the answer alone.
     """
     from farhand.cli.run import Order, run
 
-    return run(Order(task, model, sandbox, as_json, max_steps, timeout, imports, tools))
+    return run(Order(task, timeout_s=given.pop("timeout"), **given))
 
 
 @cli.command("exec", short_help="Run a Python file in a box, without a model.")
 @click.argument("file")
-@click.option("--sandbox", metavar="NAME", default="local", show_default=True, help="Where the code runs.")
-@click.option("--tools", metavar="FILE.py", help="A file with TOOLS, or functions marked @tool.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds for each cell.")
-@click.option("--memory", type=click.IntRange(min=1), metavar="MB", help="Memory of the box.")
-def exec_(file: str, sandbox: str, tools: str | None, timeout: float | None, memory: int | None) -> int:
+@FILES
+@OUT
+@TOOLS
+@IMPORTS
+@SANDBOX
+@click.option("--timeout", type=SECONDS, metavar="S", help="Seconds for each cell.")
+@click.option("--memory", type=_Count(min=1), metavar="MB", help="Memory of the box.")
+def exec_(file: str, **given: Any) -> int:
     """Run FILE in a box; `-` reads it from standard input.
 
     Cells split by a line `#%%` share one namespace. A trailing expression that is not None prints as `=> repr`.
@@ -82,12 +120,12 @@ def exec_(file: str, sandbox: str, tools: str | None, timeout: float | None, mem
     """
     from farhand.cli.exec import Program, execute
 
-    return execute(Program(file, sandbox, tools, timeout, memory))
+    return execute(Program(file, timeout_s=given.pop("timeout"), memory_mb=given.pop("memory"), **given))
 
 
 @cli.command(short_help="List the sessions.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line.")
-@click.option("--limit", type=click.IntRange(min=1), default=20, show_default=True, help="How many, newest first.")
+@click.option("--limit", type=_Count(min=1), default=20, show_default=True, help="How many, newest first.")
 def sessions(as_json: bool, limit: int) -> int:
     """List the sessions, newest first."""
     from farhand.cli.sessions import sessions
@@ -98,11 +136,12 @@ def sessions(as_json: bool, limit: int) -> int:
 @cli.command(short_help="Show a session again, from its log.")
 @click.argument("session")
 @click.option("--json", "as_json", is_flag=True, help="Print the events, one a line.")
-def show(session: str, as_json: bool) -> int:
+@click.option("--full", is_flag=True, help="Cut nothing: long outputs and values are shown by head and tail otherwise.")
+def show(session: str, as_json: bool, full: bool) -> int:
     """Show SESSION again, from its log: an id, a unique beginning of one, or `last`."""
     from farhand.cli.show import show
 
-    return show(session, as_json)
+    return show(session, as_json, full)
 
 
 @cli.command(short_help="Say what stands on this machine.")
@@ -147,7 +186,7 @@ def _leave(code: int) -> None:
 def main() -> None:
     """The entry point."""
     try:
-        code = cli.main(standalone_mode=False)
+        code = cli.main(prog_name="farhand", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         code = error.exit_code

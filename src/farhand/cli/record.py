@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+from farhand import event as ev
 from farhand import registry
 from farhand.errors import SessionNotFound
 from farhand.event import Event
@@ -14,6 +15,8 @@ from farhand.session import unpack
 from farhand.store.port import Blobs, SessionRow, Store
 
 LAST = "last"
+LOOKED_BACK = 20
+"""Events at the end of a log among which a turn's end is looked for."""
 NAMED_MOST = 100_000
 """Sessions among which an id's beginning is looked for."""
 
@@ -28,9 +31,10 @@ async def opened() -> AsyncIterator[tuple[Store, Blobs]]:
         await store.close()
 
 
-async def rows(limit: int) -> list[SessionRow]:
+async def rows(limit: int) -> list[tuple[SessionRow, str]]:
+    """The newest sessions, and how the last turn of each stands."""
     async with opened() as (store, _):
-        return await store.sessions(limit)
+        return [(row, await last_turn(store, row)) for row in await store.sessions(limit)]
 
 
 async def find(store: Store, name: str) -> str:
@@ -55,10 +59,26 @@ def _only(name: str, ids: Sequence[str]) -> str:
     raise SessionNotFound(f"{name!r} begins {len(found)} sessions: {several}", hint="Give more of the id.")
 
 
-async def events(store: Store, blobs: Blobs, session_id: str) -> AsyncIterator[Event]:
-    """The whole log in order, large fields read back."""
+async def events(store: Store, blobs: Blobs, session_id: str, until: int | None = None) -> AsyncIterator[Event]:
+    """The log in order, large fields read back; up to the event before `until`."""
     seq = 0
     while page := await store.read(session_id, seq, READ_PAGE_EVENTS):
         for event in page:
+            if until is not None and event.seq >= until:
+                return
             yield await unpack(blobs, event)
         seq = page[-1].seq
+
+
+async def last_turn(store: Store, row: SessionRow) -> str:
+    """How the session stands: `answered`, `failed` with the code, or its row's status where no turn has ended."""
+    if row.status not in ("idle", "failed"):
+        return row.status
+    for event in reversed(await store.read(row.session_id, max(row.last_seq - LOOKED_BACK, 0), LOOKED_BACK)):
+        if event.type == ev.TURN_ANSWERED:
+            return "answered"
+        if event.type == ev.TURN_FAILED:
+            error = event.data.get("error")
+            code = (error.get("limit") or error.get("code")) if isinstance(error, Mapping) else None
+            return f"failed {code}" if code else "failed"
+    return row.status

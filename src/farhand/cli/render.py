@@ -2,46 +2,60 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 from farhand import event as ev
+from farhand.cli import display
+from farhand.cli.advice import for_command_line
 from farhand.cli.page import Highlighter, Page, Piece
 from farhand.cli.speech import CODE, END, Speech
 from farhand.cli.tally import answer_text, hidden, number, seconds_text, short_path, size_text
 from farhand.cli.terminal import GuestStream, one_line, sanitise
 from farhand.event import Event
+from farhand.limits import TRANSCRIPT_OUTPUT_CHARS
+from farhand.transcript import cut_middle
 
 Keep = Callable[[str, int, bytes], "Path | None"]
 """Called with suffix, number within the session and bytes of a display; gives the file it is in."""
 
 _CODE_MARGIN: Final = "    "
-_SUFFIXES: Final = {
-    "image/png": "png",
-    "image/jpeg": "jpg",
-    "image/gif": "gif",
-    "image/svg+xml": "svg",
-    "text/html": "html",
-}
+TOOL: Final = "tool"
+"""The stream of what the person's own tools print."""
+WAITING_S: Final = 1.5
+"""A model that is silent for longer is said to be waited for."""
 
 
 class Renderer:
     """Feed it everything in order: `text` and `reasoning` for deltas, `event` for events. Then `finish`.
 
-    With `asked` the user's messages are shown too, with `answered` the answer.
+    With `asked` the user's messages are shown too, with `answered` the answer. A value is cut at as many characters as
+    the model is shown of it, unless it is to be `full`; with `answer_cut` the answer too. `displays` were shown before.
     """
 
-    def __init__(self, page: Page, *, asked: bool = False, answered: bool = True, keep: Keep | None = None) -> None:
+    def __init__(
+        self,
+        page: Page,
+        *,
+        asked: bool = False,
+        answered: bool = True,
+        keep: Keep | None = None,
+        full: bool = False,
+        answer_cut: bool = False,
+        displays: int = 0,
+        answer_file: Callable[[Event], Path | None] = lambda event: None,
+    ) -> None:
         self.page = page
         self._asked, self._answered, self._keep = asked, answered, keep
+        self._full, self._answer_cut, self.was_cut = full, answer_cut, False
+        self._answer_file, self._answer_path = answer_file, ""
         self._highlighter = Highlighter(page.console)
         # Two bars, so that the streams are told apart without colours too.
         bar, error_bar = ("│", "┆") if page.unicode else ("|", "!")
         self._out_margin: Piece = (f"  {bar} ", "dim")
         self._error_margin: Piece = (f"  {error_bar} ", "red")
+        self._tool_margin: Piece = (f"  {'┊' if page.unicode else ':'} ", "cyan")
         self._arrow = "→" if page.unicode else "->"
         self._speech, self._words = Speech(), GuestStream()
         self._spoke = self._idle = False
@@ -53,7 +67,8 @@ class Renderer:
         self._reasoning = False
         self._calls: dict[str, str] = {}
         self._pending = ""
-        self._displays = 0
+        self._displays = displays
+        self._waiting: tuple[str, float] | None = None
         self._handlers: dict[str, Callable[[Mapping[str, Any]], None]] = {
             ev.MESSAGE_RECEIVED: self._message,
             ev.MODEL_REQUESTED: self._requested,
@@ -75,9 +90,27 @@ class Renderer:
         }
 
     def event(self, event: Event) -> None:
+        self._waiting = None
+        if event.type == ev.TURN_ANSWERED:
+            path = self._answer_file(event)
+            self._answer_path = short_path(path) if path is not None else ""
         handler = self._handlers.get(event.type)
         if handler is not None:
             handler(event.data)
+
+    def tick(self, now: float) -> None:
+        """Called every second or so: who is waited for, and how long (`now` on the clock of `waits`)."""
+        if self._waiting is not None and now - self._waiting[1] >= WAITING_S:
+            self.page.status(f"waiting for {self._waiting[0]}… {now - self._waiting[1]:.0f} s")
+
+    def waits(self, model: str, since: float) -> None:
+        """The model was asked and has not said anything yet."""
+        self._waiting = (model, since)
+
+    def tool_said(self, text: str) -> None:
+        """What one of the person's own tools printed."""
+        self._close_speech()
+        self._output(TOOL, text)
 
     def note(self, text: str) -> None:
         """A quiet line of ours."""
@@ -87,6 +120,7 @@ class Renderer:
         self.page.end_line()
 
     def finish(self) -> None:
+        self._waiting = None
         self._close_speech()
         self._close_output()
         self.page.end_line()
@@ -94,14 +128,14 @@ class Renderer:
     # What the model says.
 
     def reasoning(self, delta: str) -> None:
-        self._reasoning = True
+        self._reasoning, self._waiting = True, None
         self.page.prose(self._words.feed(delta).text, "dim italic")
 
     def text(self, delta: str) -> None:
         if self._reasoning:
             self._reasoning = False
             self.page.gap()
-        self._spoke = True
+        self._spoke, self._waiting = True, None
         self._say(self._speech.feed(self._words.feed(delta).text))
 
     def _say(self, pieces: Any) -> None:
@@ -121,7 +155,7 @@ class Renderer:
                 return
             self.page.gap()
         self._block.append(line)
-        self.page.line(*self._highlighter.last(self._block), margin=(_CODE_MARGIN, None))
+        self.page.line(*self._highlighter.last(self._block), margin=(_CODE_MARGIN, None), whole=True)
         if not line.strip():
             self.page.gap()
 
@@ -170,7 +204,7 @@ class Renderer:
             self.page.gap()
             for pieces in self._highlighter.lines(code.strip("\n")):
                 if any(text.strip() for text, _ in pieces):
-                    self.page.line(*pieces, margin=(_CODE_MARGIN, None))
+                    self.page.line(*pieces, margin=(_CODE_MARGIN, None), whole=True)
                 else:
                     self.page.gap()
         self._blocks = []
@@ -197,10 +231,10 @@ class Renderer:
         shown = self._outputs.setdefault(stream, GuestStream(bars=True)).feed(text)
         if shown.over:
             self.page.begin_again()
-        self.page.block([(shown.text, "red" if stream == "stderr" else None)], self._margin(stream))
+        self.page.block([(shown.text, _STREAM_STYLES.get(stream))], self._margin(stream))
 
     def _margin(self, stream: str) -> Piece:
-        return self._error_margin if stream == "stderr" else self._out_margin
+        return {"stderr": self._error_margin, TOOL: self._tool_margin}.get(stream, self._out_margin)
 
     def _close_output(self) -> None:
         self._break_call()
@@ -215,27 +249,25 @@ class Renderer:
         if not isinstance(bundle, Mapping):
             return
         self._displays += 1
-        kinds = [kind for kind in bundle if kind != "text/plain"]
-        for kind in kinds:
-            path = self._save(kind, bundle[kind])
+        found = display.figure(bundle) if self._keep is not None else None
+        if found is not None and self._keep is not None:
+            kind, suffix, content = found
+            path = self._keep(suffix, self._displays, content)
             if path is not None:
                 self.page.path(short_path(path), (f"  [{one_line(kind, 40)}] ", "cyan"))
                 return
-        plain = _text(bundle.get("text/plain"))
+        plain = self._cut(_text(bundle.get("text/plain")))
+        kinds = [kind for kind in bundle if kind != "text/plain"]
         if plain:
             self.page.line((sanitise(plain), "cyan"), margin=("  ", None))
         elif kinds:
             self.page.line(("  ", None), (f"[{one_line(', '.join(map(str, kinds)), 60)}]", "cyan"))
 
-    def _save(self, kind: str, content: Any) -> Path | None:
-        if self._keep is None or kind not in _SUFFIXES or not isinstance(content, str):
-            return None
-        if kind.startswith("text/") or kind.endswith("xml"):
-            return self._keep(_SUFFIXES[kind], self._displays, content.encode("utf-8", "backslashreplace"))
-        try:
-            return self._keep(_SUFFIXES[kind], self._displays, base64.b64decode(content))
-        except (binascii.Error, ValueError):
-            return None
+    def _cut(self, text: str) -> str:
+        if self._full or len(text) <= TRANSCRIPT_OUTPUT_CHARS:
+            return text
+        self.was_cut = True
+        return cut_middle(text, TRANSCRIPT_OUTPUT_CHARS)
 
     def _finished(self, data: Mapping[str, Any]) -> None:
         self._close_output()
@@ -250,10 +282,10 @@ class Renderer:
         self._changed(data.get("files") or ())
 
     def _value(self, bundle: Mapping[str, Any]) -> None:
-        rich = [kind for kind in bundle if kind in _SUFFIXES and kind != "text/html"]
+        rich = display.picture(bundle)
         if rich:
             self._display(bundle)
-        plain = sanitise(_text(bundle.get("text/plain")))
+        plain = sanitise(self._cut(_text(bundle.get("text/plain"))))
         if plain and not rich:
             separator = "\n" if "\n" in plain else " "
             self.page.line(("=>" + separator, "bold"), (plain, None), margin=("  ", None))
@@ -269,8 +301,8 @@ class Renderer:
         if not text and not told:
             text = f"{error.get('type') or error.get('kind')}: {_text(error.get('message'))}"
         if text:
-            self.page.line((sanitise(text.rstrip("\n")), "red"), margin=("  ", None))
-        hint = sanitise(_text(error.get("hint")))
+            self.page.line((sanitise(self._cut(text.rstrip("\n"))), "red"), margin=("  ", None))
+        hint = sanitise(for_command_line(_text(error.get("hint"))))
         if hint and hint not in text:
             self.page.line((hint, "red"), margin=("  ", None))
 
@@ -300,9 +332,9 @@ class Renderer:
 
     def _call_text(self, data: Mapping[str, Any]) -> str:
         tool = one_line(_text(data.get("tool")), 40)
-        arguments = data.get("arguments")
-        shown = ", ".join(f"{name}={_brief(value)}" for name, value in _bound(arguments))
-        return f"{tool}({one_line(shown, max(self.page.width - len(tool) - 30, 10))})"
+        shown = ", ".join(_arguments(data))
+        kind = f" [{one_line(_text(data['class']), 20)}]" if data.get("class") else ""
+        return f"{tool}({one_line(shown, max(self.page.width - len(tool) - len(kind) - 30, 10))}){kind}"
 
     def _break_call(self) -> None:
         """Something else is said before the call has come back."""
@@ -320,7 +352,9 @@ class Renderer:
         outcome = _text(data.get("outcome"))
         seconds = data.get("seconds")
         took = f" {seconds_text(seconds)}" if isinstance(seconds, (int, float)) else ""
-        self.page.block([(f"  {outcome.replace('_', ' ')}{took}", _OUTCOME_STYLES.get(outcome, "yellow"))])
+        # Whoever finds out what became of it needs its name.
+        name = f"  {one_line(effect, 80)}" if outcome == "unknown" else ""
+        self.page.block([(f"  {outcome.replace('_', ' ')}{took}{name}", _OUTCOME_STYLES.get(outcome, "yellow"))])
         self.page.end_line()
         error = data.get("error")
         if isinstance(error, Mapping):
@@ -358,7 +392,11 @@ class Renderer:
             return
         self.page.gap()
         self.page.line(("Answer", "bold green"))
-        self.page.line((sanitise(answer_text(data)), "bold"))
+        if self._answer_path:
+            self.page.path(self._answer_path)
+            return
+        text = answer_text(data)
+        self.page.line((sanitise(self._cut(text) if self._answer_cut else text), "bold"))
 
     def _turn_failed(self, data: Mapping[str, Any]) -> None:
         self.finish()
@@ -377,9 +415,10 @@ class Renderer:
         error = error if isinstance(error, Mapping) else {}
         self.page.line((f"{what}: ", "bold red"), (sanitise(_text(error.get("message"))), "red"))
         if error.get("hint"):
-            self.page.line((sanitise(_text(error["hint"])), None), margin=("  ", None))
+            self.page.line((sanitise(for_command_line(_text(error["hint"]))), None), margin=("  ", None))
 
 
+_STREAM_STYLES: Final = {"stderr": "red", TOOL: "cyan"}
 _OUTCOME_STYLES: Final = {"done": "dim green", "failed": "red"}
 
 
@@ -398,8 +437,15 @@ def _marks(lines: Sequence[str]) -> list[str]:
     return [line.strip() for line in lines if line.strip()]
 
 
-def _bound(arguments: Any) -> list[tuple[str, Any]]:
-    return list(arguments.items()) if isinstance(arguments, Mapping) else []
+def _arguments(data: Mapping[str, Any]) -> list[str]:
+    """As the call was written: by name, or, where they could not be bound to names, as they came."""
+    arguments = data.get("arguments")
+    if not isinstance(arguments, Mapping):
+        return []
+    args, kwargs = arguments.get("args"), arguments.get("kwargs")
+    if _text(data.get("digest")).startswith("refused:") and isinstance(args, list) and isinstance(kwargs, Mapping):
+        return [_brief(value) for value in args] + [f"{name}={_brief(value)}" for name, value in kwargs.items()]
+    return [f"{name}={_brief(value)}" for name, value in arguments.items()]
 
 
 def _brief(value: Any) -> str:

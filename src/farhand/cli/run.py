@@ -6,30 +6,43 @@ import asyncio
 import os
 import shlex
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, TextIO
 
 from farhand import event as ev
 from farhand import registry
 from farhand.agent import CodeAgent
+from farhand.cli import display, record
+from farhand.cli.advice import for_command_line
+from farhand.cli.aside import Aside, standard_output
+from farhand.cli.delivery import Delivered, deliver
+from farhand.cli.display import Displays
 from farhand.cli.exits import FAILED, INTERRUPTED, LIMIT, OK, leave_quietly, on_stop, say
 from farhand.cli.lines import print_event
+from farhand.cli.out import OutFolder, told
 from farhand.cli.progress import Progress
 from farhand.cli.tally import Tally
 from farhand.cli.terminal import is_terminal
 from farhand.cli.toolfile import load_tools
 from farhand.errors import FarhandError, UsageError
 from farhand.event import Event
+from farhand.exec import check_files
 from farhand.home import farhand_home
 from farhand.limits import Limits
 from farhand.model.port import ReasoningDelta, TextDelta
 from farhand.sandbox.environment import build
-from farhand.session import unpack
+
+if TYPE_CHECKING:
+    from farhand.cli.render import Renderer
 
 TASK_CHARS = 1_000_000
+TICK_S = 0.5
+"""How often a person is told how long the model has been silent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +57,9 @@ class Order:
     timeout_s: float | None = None
     imports: tuple[str, ...] = ()
     tools: str | None = None
+    session: str | None = None
+    files: tuple[str, ...] = ()
+    out: str | None = None
 
 
 class _BuiltIn(CodeAgent):
@@ -68,74 +84,110 @@ class _BuiltIn(CodeAgent):
         return shlex.join(["farhand", "run", *flags])
 
 
-class View(Protocol):
-    """Where a turn is shown."""
+class View:
+    """Where a turn is shown. This one shows nothing: it counts, and keeps figures in files."""
 
-    def note(self, text: str) -> None: ...
+    said_by_itself = False
+    """Whether it says how a turn ended that was not answered."""
 
-    def delta(self, delta: TextDelta | ReasoningDelta) -> None: ...
+    def __init__(self, stream: TextIO, home: Path, out: OutFolder | None = None) -> None:
+        self.stream, self.out = stream, out
+        self.tally = Tally()
+        self._home, self._shown = home, 0
 
-    def event(self, event: Event) -> None: ...
+    def begin(self, session_id: str) -> None:
+        """Called with the id before the first event."""
+        self.tally.session_id = session_id
+        self._displays = Displays(self._home / "sessions" / session_id / "displays")
 
-    def end(self) -> None: ...
+    def past(self, event: Event) -> None:
+        """An event of an earlier turn of the session."""
+        self._shown += len(display.shown(event))
+
+    def note(self, text: str) -> None:
+        say(text)
+
+    def delta(self, delta: TextDelta | ReasoningDelta) -> None:
+        return
+
+    def event(self, event: Event) -> None:
+        self.tally.event(event)
+        for bundle in display.shown(event):
+            self._shown += 1
+            found = display.figure(bundle)
+            if found is not None:
+                self._displays.keep(found[1], self._shown, found[2])
+        if event.type == ev.TURN_ANSWERED:
+            path = self._displays.keep_answer(event)
+            self.tally.answer = self.tally.answer if path is None else str(path)
+
+    def tick(self) -> None:
+        return
+
+    def tool_said(self, text: str) -> None:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+    def end(self) -> None:
+        if self.out is not None and self.tally.session_id:
+            for line in told(_taken(self.out, self.tally, self._files, self._displays)):
+                say(f"farhand: {line}")
+
+    @property
+    def _files(self) -> Path:
+        return self._home / "sessions" / self.tally.session_id / "files"
 
 
-class JsonView:
+class JsonView(View):
     """The events, one a line."""
 
-    def note(self, text: str) -> None:
-        return
-
-    def delta(self, delta: TextDelta | ReasoningDelta) -> None:
-        return
-
     def event(self, event: Event) -> None:
-        print_event(event, sys.stdout)
+        super().event(event)
+        print_event(event, self.stream)
+
+
+class AnswerView(View):
+    """The answer alone, for a pipe; on standard error where the files are."""
 
     def end(self) -> None:
-        return
+        if self.tally.answer is not None:
+            print(self.tally.answer, file=self.stream, flush=True)
+        super().end()
+        places = [("files", self._files)] if self.tally.files else []
+        if self.tally.session_id and self._displays.kept:
+            places.append(("figures", self._displays.folder))
+        if places and self.out is None:
+            say(f"session {self.tally.session_id} " + " ".join(f"{what} {path}" for what, path in places))
 
 
-class AnswerView:
-    """The answer alone, for a pipe."""
-
-    def __init__(self) -> None:
-        self._tally = Tally()
-
-    def note(self, text: str) -> None:
-        return
-
-    def delta(self, delta: TextDelta | ReasoningDelta) -> None:
-        return
-
-    def event(self, event: Event) -> None:
-        self._tally.event(event)
-
-    def end(self) -> None:
-        if self._tally.answer is not None:
-            print(self._tally.answer, flush=True)
-
-
-class PersonView:
+class PersonView(View):
     """The whole course of it, for a person; the answer as well where standard output is the terminal."""
 
-    def __init__(self, home: Path) -> None:
+    said_by_itself = True
+
+    def __init__(self, stream: TextIO, home: Path, out: OutFolder | None = None) -> None:
         from farhand.cli.page import Page, console_on
+
+        super().__init__(stream, home, out)
+        self._whole = is_terminal(stream)
+        self._page = Page(console_on(stream if self._whole else sys.stderr))
+
+    @cached_property
+    def _renderer(self) -> Renderer:
+        """Made when the session and what it has shown before are known."""
         from farhand.cli.render import Renderer
 
-        self._home = home
-        self._whole = is_terminal(sys.stdout)
-        self._page = Page(console_on(sys.stdout if self._whole else sys.stderr))
-        self._renderer = Renderer(self._page, answered=self._whole, keep=self._keep)
-        self._tally = Tally()
-
-    def _keep(self, suffix: str, number: int, data: bytes) -> Path | None:
-        from farhand.cli.display import Displays
-
-        return Displays(self._home / "sessions" / self._tally.session_id / "displays").keep(suffix, number, data)
+        return Renderer(
+            self._page,
+            answered=self._whole,
+            keep=self._displays.keep,
+            displays=self._shown,
+            answer_file=self._displays.keep_answer,
+        )
 
     def note(self, text: str) -> None:
-        self._renderer.note(text)
+        self._page.prose(text, "yellow")
+        self._page.end_line()
 
     def delta(self, delta: TextDelta | ReasoningDelta) -> None:
         if isinstance(delta, TextDelta):
@@ -144,57 +196,90 @@ class PersonView:
             self._renderer.reasoning(delta.text)
 
     def event(self, event: Event) -> None:
-        self._tally.event(event)
+        self.tally.event(event)
         self._renderer.event(event)
+        if event.type == ev.MODEL_REQUESTED:
+            self._renderer.waits(str(event.data.get("model") or "the model"), time.monotonic())
+        if event.type == ev.TURN_ANSWERED and display.answer_picture(event) is not None and self._displays.kept:
+            self.tally.answer = str(self._displays.kept[-1])
+
+    def tick(self) -> None:
+        if self.tally.session_id:
+            self._renderer.tick(time.monotonic())
+
+    def tool_said(self, text: str) -> None:
+        if self.tally.session_id:
+            self._renderer.tool_said(text)
 
     def end(self) -> None:
-        from farhand.cli.delivery import deliver
         from farhand.cli.summary import write_summary
 
+        if not self.tally.session_id:
+            return
         self._renderer.finish()
         delivered = []
-        if self._whole and self._tally.files:
-            files = self._home / "sessions" / self._tally.session_id / "files"
-            delivered = deliver(self._tally.files, files, Path.cwd())
-        write_summary(self._page, self._tally, self._home, delivered)
-        if not self._whole and self._tally.answer is not None:
-            print(self._tally.answer, flush=True)
+        if self.out is not None:
+            delivered = _taken(self.out, self.tally, self._files, self._displays)
+        elif self._whole and self.tally.files:
+            delivered = deliver(self.tally.files, self._files, Path.cwd())
+        write_summary(self._page, self.tally, self._home, delivered)
+        if not self._whole and self.tally.answer is not None:
+            print(self.tally.answer, file=self.stream, flush=True)
 
 
-def view_for(as_json: bool, home: Path) -> View:
+def _taken(out: OutFolder, tally: Tally, files: Path, displays: Displays) -> list[Delivered]:
+    """New files and figures of the turn, copied to where the person wants them."""
+    return out.files(tally.files, files) + [out.copy_figure(path) for path in displays.kept]
+
+
+def view_for(as_json: bool, stream: TextIO, home: Path, out: OutFolder | None = None) -> View:
     if as_json:
-        return JsonView()
-    if is_terminal(sys.stdout) or is_terminal(sys.stderr):
-        return PersonView(home)
-    return AnswerView()
+        return JsonView(stream, home, out)
+    if is_terminal(stream) or is_terminal(sys.stderr):
+        return PersonView(stream, home, out)
+    return AnswerView(stream, home, out)
 
 
 def run(order: Order) -> int:
     home = farhand_home()
     task = _task(order.task)
-    model = registry.model(registry.choose_model(order.model, os.environ, home), home)
-    view = view_for(order.as_json, home)
-    agent = _BuiltIn(
-        order,
-        tools=load_tools(order.tools),
-        model=model,
-        sandbox=registry.sandbox(order.sandbox, home),
-        additional_authorized_imports=order.imports,
-        limits=_limits(order),
-        home=home,
-    )
-    if model.prompting.note:
-        view.note(model.prompting.note)
-    # Built here because it takes a minute the first time, and a person wants to see why.
-    with Progress() as progress:
-        build(agent.environment, home, progress)
-    return asyncio.run(Turn(agent, task, view).run())
+    chosen = registry.choose_model(order.model, os.environ, home)
+    registry.check_model(chosen)
+    session = asyncio.run(_session(order.session)) if order.session is not None else None
+    check_files([Path(name) for name in order.files], _limits(order))
+    out = OutFolder(order.out) if order.out is not None else None
+    with standard_output() as (stream, aside):
+        view = view_for(order.as_json, stream, home, out)
+        model = registry.model(chosen, home)
+        agent = _BuiltIn(
+            order,
+            tools=load_tools(order.tools),
+            model=model,
+            sandbox=registry.sandbox(order.sandbox, home),
+            additional_authorized_imports=order.imports,
+            limits=_limits(order),
+            home=home,
+        )
+        if model.prompting.note:
+            view.note(model.prompting.note)
+        # Built here because it takes a minute the first time, and a person wants to see why.
+        with Progress() as progress:
+            build(agent.environment, home, progress)
+        return asyncio.run(Turn(agent, task, view, session, order.files).run(aside))
+
+
+async def _session(name: str) -> str:
+    async with record.opened() as (store, _):
+        return await record.find(store, name)
 
 
 def _task(given: str) -> str:
     task = given
     if given == "-":
-        task = sys.stdin.buffer.read(TASK_CHARS + 1).decode("utf-8", "replace")
+        try:
+            task = sys.stdin.buffer.read(4 * TASK_CHARS + 4).decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            raise UsageError(f"the task is not UTF-8 text: {error.reason} at byte {error.start}") from error
     if not task.strip():
         raise UsageError("the task is empty")
     if len(task) > TASK_CHARS:
@@ -214,15 +299,21 @@ def _limits(order: Order) -> Limits:
 class Turn:
     """One turn, shown as it goes. The first Ctrl-C stops it cleanly, the second one leaves at once."""
 
-    def __init__(self, agent: CodeAgent, task: str, view: View) -> None:
+    def __init__(
+        self, agent: CodeAgent, task: str, view: View, session: str | None = None, files: Sequence[str] = ()
+    ) -> None:
         self._agent, self._task, self._view = agent, task, view
+        self._session, self._files = session, files
         self._main: asyncio.Task[object] | None = None
         self._begun = self._stopping = False
         self._end: Event | None = None
 
-    async def run(self) -> int:
+    async def run(self, aside: Aside) -> int:
         self._main = asyncio.current_task()
         on_stop(self._interrupt)
+        ticking = asyncio.create_task(self._tick())
+        loop = asyncio.get_running_loop()
+        aside.show = lambda text: loop.call_soon_threadsafe(self._view.tool_said, text)
         try:
             await self._follow()
             self._view.end()
@@ -235,10 +326,17 @@ class Turn:
         except BrokenPipeError:
             return leave_quietly()
         finally:
+            aside.show = None
+            ticking.cancel()
             await self._agent.aclose()
 
+    async def _tick(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            self._view.tick()
+
     async def _follow(self) -> None:
-        async with aclosing(self._agent.stream(self._task)) as stream:
+        async with aclosing(self._agent.stream(self._task, session=self._session, files=self._files)) as stream:
             async for item in stream:
                 if isinstance(item, Event):
                     if not self._begun:
@@ -251,9 +349,13 @@ class Turn:
                     self._view.delta(item)
 
     async def _beginning(self, first: Event) -> None:
-        """The events before the message: that the session was created is part of what is shown."""
-        for event in await self._agent.store.read(first.session_id, 0, first.seq - 1) if first.seq > 1 else ():
-            self._view.event(await unpack(self._agent.blobs, event))
+        """The events before the message: that a session was created is part of what is shown, its earlier turns not."""
+        self._view.begin(first.session_id)
+        async for event in record.events(self._agent.store, self._agent.blobs, first.session_id, until=first.seq):
+            if self._session is None:
+                self._view.event(event)
+            else:
+                self._view.past(event)
 
     def _outcome(self) -> int:
         if self._end is None:
@@ -262,7 +364,7 @@ class Turn:
         if self._end.type == ev.TURN_ANSWERED:
             return OK
         error = self._end.data.get("error") or {}
-        if not isinstance(self._view, PersonView):
+        if not self._view.said_by_itself:
             say(_told(error) if self._end.type == ev.TURN_FAILED else "farhand: stopped")
         if self._end.type == ev.TURN_CANCELLED:
             return INTERRUPTED
@@ -280,5 +382,5 @@ _ENDS = (ev.TURN_ANSWERED, ev.TURN_FAILED, ev.TURN_CANCELLED)
 
 
 def _told(error: Mapping[str, object]) -> str:
-    hint = f"\n  {error['hint']}" if error.get("hint") else ""
+    hint = f"\n  {for_command_line(str(error['hint']))}" if error.get("hint") else ""
     return f"farhand: no answer: {error.get('message') or 'the turn failed'}{hint}"

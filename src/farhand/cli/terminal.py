@@ -110,12 +110,23 @@ def can_erase(environ: Mapping[str, str] = os.environ) -> bool:
     return environ.get("TERM", "") not in ("", "dumb", "unknown")
 
 
-class Output:
-    """Standard output or error, for text of a guest: exact bytes into files and pipes, fit for a terminal on one."""
+class _Line:
+    """The last line of a place that is written to; two streams may share one."""
 
-    def __init__(self, stream: TextIO) -> None:
+    open = False
+    """Whether its end has not been written yet."""
+
+
+class Output:
+    """Standard output or error, for text of a guest: exact bytes into files and pipes, fit for a terminal on one.
+
+    With `beside`, another stream that may lead to the same place: a line of ours then begins anew after either.
+    """
+
+    def __init__(self, stream: TextIO, beside: Output | None = None) -> None:
         self._stream = stream
         self._guest = GuestStream(bars=True) if is_terminal(stream) else None
+        self._line: _Line = beside._line if beside is not None and same_place(stream, beside._stream) else _Line()
 
     def write(self, text: str) -> None:
         if self._guest is None:
@@ -127,8 +138,10 @@ class Output:
         self._put(shown.text)
 
     def line(self, text: str) -> None:
-        """A line of ours with a guest's text in it; what the guest left open before it is finished first."""
+        """A line of ours with a guest's text in it; what stands open before it is finished first."""
         self.finish()
+        if self._line.open:
+            self._put("\n")
         self._put((sanitise(text) if self._guest is not None else text) + "\n")
 
     def finish(self) -> None:
@@ -137,8 +150,28 @@ class Output:
 
     def _put(self, text: str) -> None:
         if text:
+            self._line.open = not text.endswith("\n")
             self._stream.write(text)
             self._stream.flush()
+
+
+def same_place(one: IO[str], other: IO[str]) -> bool:
+    """Whether both lead to one file, pipe or terminal."""
+    try:
+        return os.path.sameopenfile(one.fileno(), other.fileno())
+    except (OSError, ValueError):  # no files, or closed
+        return False
+
+
+def width_of(stream: IO[str]) -> int:
+    """The columns of the terminal that the stream leads to; COLUMNS has the last word."""
+    chosen = os.environ.get("COLUMNS", "")
+    if chosen.isascii() and chosen.isdigit() and int(chosen) > 0:
+        return int(chosen)
+    try:
+        return os.get_terminal_size(stream.fileno()).columns or 80
+    except (OSError, ValueError):
+        return 80
 
 
 def open_streams() -> None:

@@ -69,7 +69,7 @@ class Hand:
         self._broken: Exception | None = None
         self._ids = itertools.count(1)
         self.ready: Frame = {}
-        """The box's `ready` frame: python, packages. Empty when an earlier harness had said hello."""
+        """The box's `ready` frame: python, packages. Empty until it has come; an earlier harness may have had it."""
 
     @classmethod
     async def open(
@@ -83,11 +83,14 @@ class Hand:
         imports: Sequence[str] | None = None,
         session: str = "",
     ) -> Hand:
-        """Attach, and say hello unless an action runs. `after` is the last frame that is in the log."""
+        """Attach, and say hello unless an action runs. `after` is the last frame that is in the log.
+
+        The answer to hello is not awaited: frames keep their order, and a refusal comes out of what is asked next.
+        """
         hand = cls(box, await box.channel(after, generation), generation)
         try:
             if hand.attached.running is None and not hand.attached.ended:
-                await hand.hello(limits, tools, imports, session)
+                await hand.hello(limits, tools, imports, session, wait=False)
         except BaseException:
             await hand.close()
             raise
@@ -107,15 +110,22 @@ class Hand:
         return self._frames.attached
 
     async def hello(
-        self, limits: Limits, tools: Sequence[Mapping[str, Any]], imports: Sequence[str] | None, session: str
+        self,
+        limits: Limits,
+        tools: Sequence[Mapping[str, Any]],
+        imports: Sequence[str] | None,
+        session: str,
+        wait: bool = True,
     ) -> None:
         """Set limits, tools and imports from the next action on."""
-        self._expected.add("ready")
+        if wait:
+            self._expected.add("ready")
         listed = None if imports is None else list(imports)
         stubs = [dict(tool) for tool in tools]
         hello = {"t": "hello", "limits": asdict(limits), "imports": listed, "tools": stubs, "session": session}
         await self._frames.send(hello)
-        self.ready = await self._answer("ready")
+        if wait:
+            await self._answer("ready")
 
     async def run(self, action: str, code: str, title: str) -> None:
         """Start an action. A refusal comes out of `frames()`: AlreadyRun, BoxEnded or SandboxError."""
@@ -275,6 +285,8 @@ class Hand:
             self._stream.append(frame)
             return
         asked = "ready" if kind == "ready" else frame.get("id")
+        if kind == "ready":
+            self.ready = frame
         if kind == "refused":
             if frame["code"] == "fenced":
                 raise Fenced(f"the box obeys a newer generation: {frame['message'][:200]}")

@@ -16,6 +16,7 @@ import secrets
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,11 +28,11 @@ from typing import Any
 
 from farhand.errors import SandboxLost, SandboxUnavailable
 from farhand.home import farhand_home
-from farhand.limits import BOX_END_S, BOX_START_S, FRAME_BYTES, Limits
+from farhand.limits import BOX_END_S, BOX_START_S, Limits
 from farhand.sandbox import port
 from farhand.sandbox.environment import Built, Environment, build
 from farhand.sandbox.program import program_text
-from farhand.sandbox.protocol import StreamFrames
+from farhand.sandbox.protocol import SocketFrames
 from farhand.sandbox.runner import descendants, end_tree
 
 _ENVIRON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
@@ -148,16 +149,17 @@ class SubprocessBox:
     def alive(self) -> bool:
         return bool(_start_time(self._pid) == self._record["started"])
 
-    async def channel(self, after: int, generation: int) -> StreamFrames:
+    async def channel(self, after: int, generation: int) -> SocketFrames:
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         try:
-            reader, writer = await asyncio.open_unix_connection(str(self._folder / "socket"), limit=FRAME_BYTES)
+            await asyncio.get_running_loop().sock_connect(sock, str(self._folder / "socket"))
         except OSError as error:
+            sock.close()
             raise SandboxLost(f"the box {self.id} is gone") from error
-        try:
-            return await StreamFrames.attach(reader, writer, after, generation)
         except BaseException:
-            writer.close()
+            sock.close()
             raise
+        return await SocketFrames.attach(sock, after, generation)
 
     async def suspend(self) -> None:
         """The supervisor is stopped first and continued last: its clock does not count what it does not see."""

@@ -24,6 +24,10 @@ WorkerMain = Callable[[int], Any]
 GUEST_ID = 1000
 FRAMES = 3
 """The worker's descriptor of the frame socket; above it nothing is open."""
+SOCKET_BYTES = 256 * 1024
+"""Both directions of a socket together, as `watch` counts it."""
+_SIGNALS_PENDING = 4096
+"""Queued signals and timers; as an ordinary user's box they would use up what all of that user's programs share."""
 _STACK_BYTES = 8 * 1024 * 1024
 _BIRTH_FAILED = 97
 _OWN_NAMESPACES = syscall.CLONE_NEWNS | syscall.CLONE_NEWIPC | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET
@@ -140,6 +144,7 @@ def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
         syscall.unshare(_OWN_NAMESPACES)
         step = "network"
         raise_loopback()
+        bound_sockets()
         syscall.call("sethostname", b"box", 3)
         step = "disk"
         mount.add_disk(order.limits["disk_bytes"], order.limits["disk_files"], birth.owner, birth.plan["seeds"])
@@ -192,6 +197,15 @@ def raise_loopback() -> None:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh14x", b"lo", 0x41))
 
 
+def bound_sockets() -> None:
+    """A TCP connection would let its buffers grow to 10 MB and more, which no limit of the box counts."""
+    for name in ("tcp_rmem", "tcp_wmem"):
+        try:
+            write_file(f"/proc/sys/net/ipv4/{name}", f"4096 16384 {SOCKET_BYTES // 2}")
+        except OSError:
+            return  # a kernel that keeps them for the machine: its administrator bounds them
+
+
 def become_guest(owner: int) -> None:
     """Take the box's own id and a user namespace that owns nothing: full power in it gives none over mounts or
     network, and RLIMIT_NPROC counts the processes of this box alone."""
@@ -216,6 +230,7 @@ def set_limits(limits: dict[str, int]) -> None:
         (resource.RLIMIT_NOFILE, limits["file_descriptors"]),
         (resource.RLIMIT_STACK, _STACK_BYTES),
         (resource.RLIMIT_MEMLOCK, 64 * 1024),
+        (resource.RLIMIT_SIGPENDING, _SIGNALS_PENDING),
         (resource.RLIMIT_CORE, 0),
     ):
         hard = resource.getrlimit(name)[1]

@@ -21,6 +21,8 @@ CONTROLLERS = ("memory", "pids", "cpuacct")
 OWN_BYTES = 16 * MIB
 """Added to a box's memory and disk: its init, the pages its worker copies of Python, kernel structures."""
 OWN_PROCESSES = 2
+SOCKETS_BYTES = 32 * MIB
+"""Of buffers of TCP sockets, which version 1 does not count as memory."""
 FREEZE_S = 2.0
 REMOVE_S = 2.0
 GROUPS_SWEPT = 10_000
@@ -185,6 +187,7 @@ def _limits(hierarchy: Hierarchy, memory_bytes: int, processes: int) -> list[tup
         else:
             # The second bounds memory and swap together; it must not be below the first.
             values += [(f"memory.{name}limit_in_bytes", str(memory_bytes)) for name in ("", "memsw.")]
+            values.append(("memory.kmem.tcp.limit_in_bytes", str(SOCKETS_BYTES)))
     if "pids" in hierarchy.controllers:
         values.append(("pids.max", str(processes)))
     return values
@@ -266,7 +269,7 @@ def _works(hierarchy: Hierarchy) -> bool:
             _enable(hierarchy.folder, hierarchy.controllers)
         trial.mkdir(exist_ok=True)
         for name, value in _limits(hierarchy, 64 * MIB, 8):
-            if "memsw" not in name and "swap" not in name:
+            if not any(part in name for part in ("memsw", "swap", "kmem")):
                 (trial / name).write_text(value)
         with open(trial / "cgroup.procs", "w"):
             return True

@@ -1,6 +1,6 @@
 """What a harness asks of the host: one line of JSON a request, one line an answer. Both ends of it.
 
-    {"v": 1, "op": "create", "environment": {...}, "limits": {...}, "labels": {...}, "generation": 3, "attach": true}
+    {"v": 1, "op": "create", "environment": "{...}", "limits": {...}, "labels": {...}, "generation": 3, "attach": true}
     {"ok": true, "box": {"id": "sbx_…", "labels": {...}, "ended": false, "suspended": false}}
     {"ok": false, "error": {"code": "sandbox_unavailable", "message": "…", "hint": "…"}}
 
@@ -12,6 +12,7 @@ refuse one another.
 from __future__ import annotations
 
 import json
+from functools import lru_cache
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,8 @@ from farhand.limits import Limits
 from farhand.sandbox.local.zygote import BoxSpec
 
 VERSION = 1
+OUTFITS_KNOWN = 256
+cached = lru_cache(OUTFITS_KNOWN)
 REQUEST_BYTES = 256 * 1024
 LABELS = 50
 LABEL_CHARS = 500
@@ -52,12 +55,17 @@ class Outfit:
     packages: tuple[tuple[str, str], ...] = ()
     preload: tuple[str, ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
+    @cached
+    def text(self) -> str:
+        """As a request carries it: JSON text, so that a host which knows it need not take it apart."""
+        return json.dumps(asdict(self))
 
     @classmethod
-    def from_json(cls, data: Any) -> Outfit:
-        found = _object(data, "environment")
+    @cached
+    def from_text(cls, text: Any) -> Outfit:
+        if not isinstance(text, str):
+            raise ProtocolViolation("environment is no text")
+        found = _object(_load(text.encode("utf-8", "replace")), "environment")
         for name in ("python", "prefix"):
             if not Path(_text(found, name)).is_absolute():
                 raise ProtocolViolation(f"environment.{name} is no absolute path")
@@ -130,7 +138,7 @@ def _create(operation: str, found: dict[str, Any]) -> Request:
         operation,
         labels=_labels(found),
         generation=_generation(found),
-        outfit=Outfit.from_json(found.get("environment")),
+        outfit=Outfit.from_text(found.get("environment")),
         spec=BoxSpec(**numbers),
         attach=found.get("attach") is True,
     )

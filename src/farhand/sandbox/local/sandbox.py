@@ -15,16 +15,18 @@ from typing import Any
 
 from farhand.errors import EnvironmentFailed, SandboxLost, SandboxUnavailable
 from farhand.home import farhand_home
-from farhand.limits import FRAME_BYTES, Limits
+from farhand.limits import Limits
 from farhand.sandbox import port, protocol
 from farhand.sandbox.environment import Built, Environment, build
 from farhand.sandbox.local import lifecycle, request, root
 from farhand.sandbox.local.lifecycle import Options
 from farhand.sandbox.local.request import Outfit
-from farhand.sandbox.protocol import StreamFrames
+from farhand.sandbox.protocol import SocketFrames
 
 ANSWER_S = 90.0
 """A create waits for a zygote that imports everything on a busy machine; everything else takes milliseconds."""
+SPARE_S = 0.02
+"""After a box was made, before the connection for the next one is."""
 ATTEMPTS = 3
 """At a host that ends just now because it was idle."""
 BUSY_POLL_S = 0.005
@@ -67,6 +69,8 @@ class LocalSandbox:
         self._outfits: dict[Environment, Outfit] = {}
         self._claims: dict[str, int] = {}
         self._place: str | None = None
+        self._spare: Early | None = None
+        """A connection for the next `create`, made while nobody waits for it."""
 
     async def create(self, environment: Environment, limits: Limits, labels: Mapping[str, str]) -> LocalBox:
         outfit = self._outfits.get(environment)
@@ -77,7 +81,7 @@ class LocalSandbox:
         spec = request.spec_of(limits)
         asked = {
             "op": "create",
-            "environment": outfit.to_json(),
+            "environment": outfit.text(),
             "limits": {name: getattr(spec, name) for name in request.LIMITS},
             "labels": dict(labels),
             "generation": generation if "generation" in labels else None,
@@ -91,6 +95,7 @@ class LocalSandbox:
             await asyncio.to_thread(_name_what_is_missing)
             raise
         self.claim(labels.get("session"), generation)
+        asyncio.get_running_loop().call_later(SPARE_S, self._connect_ahead)
         return LocalBox(self, answer["box"], generation, early)
 
     async def connect(self, box_id: str) -> port.Box:
@@ -107,7 +112,20 @@ class LocalSandbox:
         return [LocalBox(self, found) for found in answer["boxes"]]
 
     async def close(self) -> None:
-        """Nothing is held: boxes live on."""
+        """Boxes live on."""
+        self._keep(None)
+
+    def _keep(self, spare: Early | None) -> None:
+        before, self._spare = self._spare, spare
+        if before is not None:
+            before.close()
+
+    def _connect_ahead(self) -> None:
+        try:
+            found = None if self._place is None else lifecycle.connect(self._place)
+        except OSError:
+            found = None
+        self._keep(None if found is None else Early(found))
 
     async def status(self) -> dict[str, Any] | None:
         """What the host says of itself; None when none runs."""
@@ -143,7 +161,7 @@ class LocalSandbox:
         early.close()
         return answer
 
-    async def open(self, asked: dict[str, Any], after: int, generation: int) -> StreamFrames:
+    async def open(self, asked: dict[str, Any], after: int, generation: int) -> SocketFrames:
         """A channel that the host connects to a box."""
         _, early = await self._ask(asked, then=protocol.dump(protocol.attach_frame(after, generation)))
         return await early.frames(after, generation)
@@ -172,6 +190,9 @@ class LocalSandbox:
         raise HostGone("no host of the local jail runs")
 
     async def _connected(self, start: bool) -> Early | None:
+        spare, self._spare = (self._spare, None) if start else (None, self._spare)
+        if spare is not None:
+            return spare
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ANSWER_S
         while True:
@@ -252,22 +273,11 @@ class Early:
         answer, _, self._data = self._data.partition(b"\n")
         return answer
 
-    async def frames(self, after: int, generation: int) -> StreamFrames:
+    async def frames(self, after: int, generation: int) -> SocketFrames:
         """The channel that this connection has become; `attach` was sent with the request."""
-        loop = asyncio.get_running_loop()
         sock, self._sock = self._sock, None
         assert sock is not None
-        reader = asyncio.StreamReader(limit=FRAME_BYTES, loop=loop)
-        if self._data:
-            reader.feed_data(self._data)
-        lines = asyncio.StreamReaderProtocol(reader, loop=loop)
-        transport, _ = await loop.create_unix_connection(lambda: lines, sock=sock)
-        writer = asyncio.StreamWriter(transport, lines, reader, loop)
-        try:
-            return await StreamFrames.attaching(reader, writer, after, generation)
-        except BaseException:
-            writer.close()
-            raise
+        return await SocketFrames.attach(sock, after, generation, self._data, sent=True)
 
     def close(self) -> None:
         sock, self._sock = self._sock, None
@@ -297,7 +307,7 @@ class LocalBox:
     def labels(self) -> Mapping[str, str]:
         return self._labels
 
-    async def channel(self, after: int, generation: int) -> StreamFrames:
+    async def channel(self, after: int, generation: int) -> SocketFrames:
         early, self._early = self._early, None
         if early is not None and (after, generation) == (0, self._generation):
             return await early.frames(after, generation)

@@ -79,6 +79,8 @@ _PRCTLS = {
 }  # fmt: skip
 _SOCKET_FILTERS = (26, 50, 51, 52)
 """SO_ATTACH_FILTER, _BPF, _REUSEPORT_CBPF, _REUSEPORT_EBPF: programs for the kernel."""
+_BUFFERS = (7, 8)
+"""SO_SNDBUF and SO_RCVBUF: answered as if done. A box's sockets keep the sizes that `watch` counts with."""
 _FILE_KINDS = (0, 0o100000, 0o010000, 0o140000)
 """What mknod may make: regular files, FIFOs, sockets."""
 _MAP_HUGETLB = 0x40000
@@ -87,6 +89,11 @@ _F_SETPIPE_SZ = 1031
 
 def _answer(number: int = 0) -> Instruction:
     return (_RET, 0, 0, _ERRNO | number if number else _ALLOW)
+
+
+def _pretence() -> Instruction:
+    """Success, and the call is not made."""
+    return (_RET, 0, 0, _ERRNO)
 
 
 def _argument(index: int) -> Instruction:
@@ -106,7 +113,7 @@ def _checks() -> dict[str, Block]:
     protocol = [_argument(2), *_one_of(_PROTOCOLS, allow, [_answer(errno.EPROTONOSUPPORT)])]
     internet = _one_of((_AF_INET, _AF_INET6), protocol, [family])
     kind = [(_AND, 0, 0, 0o170000), *_one_of(_FILE_KINDS, allow, refuse)]
-    option = [_argument(2), *_one_of(_SOCKET_FILTERS, refuse, allow)]
+    option = [_argument(2), *_one_of(_SOCKET_FILTERS, refuse, _one_of(_BUFFERS, [_pretence()], allow))]
     return {
         "clone": [_argument(0), (_JSET, 0, 1, _NEW_NAMESPACES), *refuse, *allow],
         "socket": [_argument(0), *_one_of((_AF_UNIX,), allow, internet)],

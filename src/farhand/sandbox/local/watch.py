@@ -6,7 +6,8 @@ between two looks may be missed.
 
 Memory is anonymous and shared anonymous memory and page tables. The cheap sum over processes counts a page that
 several share several times; only when that sum passes the bound are shares counted (smaps_rollup), in steps that end
-as soon as the bound is certainly passed. Pages of files on the box's disk are the disk's, not the memory's.
+as soon as the bound is certainly passed. Pages of files on the box's disk are the disk's, not the memory's. Each socket counts
+with what it can hold.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from dataclasses import dataclass
 
 from farhand.errors import SandboxError
 from farhand.limits import KIB
+from farhand.sandbox.local.box import SOCKET_BYTES
 
 PROCESSES_WALKED = 100_000
 SUSPEND_S = 2.0
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+SOCKETS_FREE = 64
 _EXACT_SHARE = 10
 """Counting shares again waits until ten times as long has passed as the last count took."""
 
@@ -163,6 +166,15 @@ def _share(resident: _Resident) -> tuple[int, int]:
     return _kilobytes(text, b"Pss_Anon"), _kilobytes(text, b"Pss_Shmem")
 
 
+def _socket_bytes(pid: int) -> int:
+    """What the sockets of a box may hold in the kernel, where it counts as nobody's memory. The first few are free."""
+    try:
+        used = int(_read(f"/proc/{pid}/net/sockstat").split(None, 3)[2])
+    except (OSError, ValueError, IndexError):
+        return 0
+    return max(0, used - SOCKETS_FREE) * SOCKET_BYTES
+
+
 class Watch:
     """Looks at one box, `BoxHandles.roots`, as often as it is asked. `folder` is a descriptor of its disk,
     `memory_bytes` the bound."""
@@ -184,7 +196,9 @@ class Watch:
         found = list(processes(self._roots))
         self._count_cpu(found)
         living = [process for process in found if process.lives]
-        memory, exact = self._memory([_resident(process.one_of_its_threads()) for process in living])
+        threads = [process.one_of_its_threads() for process in living]
+        memory, exact = self._memory([_resident(thread) for thread in threads])
+        memory += _socket_bytes(threads[0]) if threads else 0
         return Usage(memory, exact, self._cpu_s, len(living), sum(process.threads for process in living))
 
     def _count_cpu(self, found: list[Process]) -> None:

@@ -1,0 +1,5 @@
+"""`python -m farhand` is the command `farhand`."""
+
+from farhand.cli.main import main
+
+main()
