@@ -48,10 +48,6 @@ BOMBS = {
     "/dev/shm": ("with open('/dev/shm/x', 'wb') as file:\n    while True: file.write(b'x' * (1 << 20))", "disk_bytes"),
     "deleted files": ("kept = []\nwhile True:\n    kept.append(open('/tmp/x', 'wb')); kept[-1].write(b'x' * (1 << 20)); kept[-1].flush(); os.unlink('/tmp/x')", "disk_bytes"),
     "sockets": (SOCKETS + "hold_in(4, lambda: socket.socketpair())", "memory_bytes"),
-    "connections": (
-        SOCKETS + "there = socket.create_server(('127.0.0.1', 4000), backlog=1000)\n"
-        "hold_in(4, lambda: (socket.create_connection(there.getsockname()), there.accept()[0]))", "memory_bytes"
-    ),
     "threads": ("while True: threading.Thread(target=time.sleep, args=(60,)).start()", "processes"),
     "processes": ("while True:\n    if os.fork() == 0: time.sleep(60)", "processes"),
     "programs": ("import subprocess\nwhile True: subprocess.Popen(['/bin/sleep', '60'])", "processes"),
@@ -69,6 +65,16 @@ async def test_bombs_meet_their_limit(attack: Attacker, local: LocalSandbox, cod
     assert limit in [event["limit"] for event in fallout.of(ev.LIMIT_REACHED)]
     async with opened(local) as neighbour:
         await still_works(neighbour)
+
+
+async def test_buffers_of_connections(attack: Attacker) -> None:
+    """A control group lets them have 32 MiB, then they wait; without one each connection counts as memory."""
+    code = """
+there = socket.create_server(('127.0.0.1', 4000), backlog=1000)
+hold_in(4, lambda: (socket.create_connection(there.getsockname()), there.accept()[0]))
+"""
+    fallout = await attack(SOCKETS + code, wall_s=2, memory_bytes=128 * MIB)
+    assert fallout.error["limit"] in ("memory_bytes", "wall_s")
 
 
 FORMS_OF_FORKING = {

@@ -382,7 +382,7 @@ class Host:
             elif now - pool.used > ENVIRONMENT_IDLE_S:
                 del self._pools[outfit]
                 pool.close()
-        if self._boxes or any(not caller.idle for caller in self._callers):
+        if self._boxes or self._callers:
             self._since = now
         elif now - self._since >= self.options.idle_s:
             self.stop()

@@ -25,8 +25,6 @@ from farhand.sandbox.protocol import SocketFrames
 
 ANSWER_S = 90.0
 """A create waits for a zygote that imports everything on a busy machine; everything else takes milliseconds."""
-SPARE_S = 0.02
-"""After a box was made, before the connection for the next one is."""
 ATTEMPTS = 3
 """At a host that ends just now because it was idle."""
 BUSY_POLL_S = 0.005
@@ -69,8 +67,6 @@ class LocalSandbox:
         self._outfits: dict[Environment, Outfit] = {}
         self._claims: dict[str, int] = {}
         self._place: str | None = None
-        self._spare: Early | None = None
-        """A connection for the next `create`, made while nobody waits for it."""
 
     async def create(self, environment: Environment, limits: Limits, labels: Mapping[str, str]) -> LocalBox:
         outfit = self._outfits.get(environment)
@@ -95,7 +91,6 @@ class LocalSandbox:
             await asyncio.to_thread(_name_what_is_missing)
             raise
         self.claim(labels.get("session"), generation)
-        asyncio.get_running_loop().call_later(SPARE_S, self._connect_ahead)
         return LocalBox(self, answer["box"], generation, early)
 
     async def connect(self, box_id: str) -> port.Box:
@@ -112,20 +107,7 @@ class LocalSandbox:
         return [LocalBox(self, found) for found in answer["boxes"]]
 
     async def close(self) -> None:
-        """Boxes live on."""
-        self._keep(None)
-
-    def _keep(self, spare: Early | None) -> None:
-        before, self._spare = self._spare, spare
-        if before is not None:
-            before.close()
-
-    def _connect_ahead(self) -> None:
-        try:
-            found = None if self._place is None else lifecycle.connect(self._place)
-        except OSError:
-            found = None
-        self._keep(None if found is None else Early(found))
+        """Nothing is held: boxes live on."""
 
     async def status(self) -> dict[str, Any] | None:
         """What the host says of itself; None when none runs."""
@@ -190,9 +172,6 @@ class LocalSandbox:
         raise HostGone("no host of the local jail runs")
 
     async def _connected(self, start: bool) -> Early | None:
-        spare, self._spare = (self._spare, None) if start else (None, self._spare)
-        if spare is not None:
-            return spare
         loop = asyncio.get_running_loop()
         deadline = loop.time() + ANSWER_S
         while True:
