@@ -136,13 +136,13 @@ class Actor:
             return False
         if kind == "call":
             await recorder.before_call()
-            await self._call(action, hand, frame)
+            await self._call(action, hand, recorder, frame)
             return False
         await recorder.finish()
         await self._done(action, hand, frame)
         return True
 
-    async def _call(self, action: Action, hand: Hand, frame: Frame) -> None:
+    async def _call(self, action: Action, hand: Hand, recorder: Recorder, frame: Frame) -> None:
         if frame["call"] in action.effects:  # sent again after a re-attachment
             return
         limits = limits_of(self._session.state)
@@ -151,11 +151,11 @@ class Actor:
             if "tool_calls" not in action.limits:
                 await self._session.append(limit_reached("tool_calls", limits.tool_calls, action.id, text))
             await hand.reply_error(frame["call"], "LimitReached", text, "Do the rest in another action.")
-            await hand.ack(frame["n"])
+            await recorder.logged(frame["n"])
             return
         events = intention(self._session.state, action, self._outfit.tools, frame, hand.box_id)
         await self._session.append(*events)
-        await hand.ack(frame["n"])
+        await recorder.logged(frame["n"])
         effect = action.effects[frame["call"]]
         if effect.outcome is not None:
             await self.deliver(effect)

@@ -17,6 +17,7 @@ from farhand.session import Session
 
 TAIL_BYTES = 32 * 1024
 HEAD_BYTES = WROTE_KEPT_BYTES // 2
+CALLS_UNACKNOWLEDGED = 32
 
 
 class Recorder:
@@ -34,6 +35,7 @@ class Recorder:
         self._answers: list[dict[str, Any]] = []
         self._tail: deque[tuple[int, str, str]] = deque()
         self._size = self._kept = self._tail_size = self._cut = self._gap = self._frame = self._told = 0
+        self._acknowledged = self._calls = 0
         self._error: Exception | None = None
         self._lock = asyncio.Lock()
         self._timer: asyncio.Task[None] | None = None
@@ -51,7 +53,11 @@ class Recorder:
                 self._answer(frame)
         if self._size >= WROTE_BYTES:
             await self.flush()
-        elif self._timer is None:
+        else:
+            self._soon()
+
+    def _soon(self) -> None:
+        if self._timer is None:
             self._timer = asyncio.create_task(self._later())
 
     def _answer(self, frame: Frame) -> None:
@@ -107,9 +113,18 @@ class Recorder:
             self._error = error
 
     async def before_call(self) -> None:
-        """A call's frame is acknowledged at once: everything before it must be in the log, written or counted."""
+        """Everything before a call's frame must be in the log, written or counted, when the call is."""
         self._settle_tail(last=False)
         await self.flush()
+
+    async def logged(self, number: int) -> None:
+        """The frame of a call is in the log. It is acknowledged with what follows: that costs less than one by one."""
+        self._frame = self._told = number
+        self._calls += 1
+        if self._calls >= CALLS_UNACKNOWLEDGED:
+            await self._acknowledge()
+        else:
+            self._soon()
 
     async def finish(self) -> None:
         """Write all there is."""
@@ -121,25 +136,33 @@ class Recorder:
         if self._error is not None:
             raise self._error
         async with self._lock:
-            if not (self._frame > self._told or self._chunks or self._answers or self._displays):
-                return
-            data = {
-                "action": self._action,
-                "box": self._hand.box_id,
-                "frame": self._frame,
-                "chunks": self._chunks,
-                "cut_bytes": self._cut,
-                "displays": self._displays,
-                "answers": self._answers,
-            }
-            self._chunks, self._displays, self._answers = [], [], []
-            self._size = self._cut = 0
-            self._told = frame = self._frame
-            await self._session.append(NewEvent(ev.ACTION_WROTE, data))
-            try:
-                await self._hand.ack(frame)
-            except SandboxLost:
-                return
+            if self._frame > self._told or self._chunks or self._answers or self._displays:
+                await self._write_down()
+            if self._told > self._acknowledged:
+                await self._acknowledge()
+
+    async def _write_down(self) -> None:
+        data = {
+            "action": self._action,
+            "box": self._hand.box_id,
+            "frame": self._frame,
+            "chunks": self._chunks,
+            "cut_bytes": self._cut,
+            "displays": self._displays,
+            "answers": self._answers,
+        }
+        self._chunks, self._displays, self._answers = [], [], []
+        self._size = self._cut = 0
+        told = self._frame
+        await self._session.append(NewEvent(ev.ACTION_WROTE, data))
+        self._told = max(self._told, told)
+
+    async def _acknowledge(self) -> None:
+        self._acknowledged, self._calls = self._told, 0
+        try:
+            await self._hand.ack(self._told)
+        except SandboxLost:
+            return
 
     async def close(self) -> None:
         if self._timer is not None:
