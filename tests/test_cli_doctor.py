@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from click.testing import CliRunner
 from farhand.cli.doctor import jail
 from farhand.cli.main import cli
 from farhand.sandbox.local.probe import Report, Wall
+from pseudo_terminal import PseudoTerminal
 
 
 def invoke(home: Path, *arguments: str, **environ: str) -> tuple[int, str, str]:
@@ -56,6 +58,16 @@ def test_doctor_speaks_of_every_part(tmp_path: Path) -> None:
         assert expected in out
     assert "0 sessions" in out
     assert "farhand setup environment" in out
+
+
+def test_doctor_fits_the_terminal(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "farhand", "doctor"]
+    with PseudoTerminal(command, columns=80, environ={"FARHAND_HOME": str(tmp_path)}) as terminal:
+        terminal.finish()
+    lines = terminal.text.splitlines()
+    assert [line for line in lines if len(line) > 80 and "/" not in line] == []
+    first = next(n for n, line in enumerate(lines) if line.startswith("    ✓ ") and len(line) > 60)
+    assert lines[first + 1].startswith("    "), "what goes on is not further left than where it began"
 
 
 def test_doctor_as_json(tmp_path: Path) -> None:

@@ -38,7 +38,9 @@ def execute(source: str | None, *arguments: str, file: str = "-") -> subprocess.
         ("1 + 1", "=> 2\n"),
         ("None", ""),
         ("x = 3\n#%%\nprint(x)\nx", "3\n=> 3\n"),
-        ("print('a', end='')\n#%% [a title]\n'b'", "a=> 'b'\n"),
+        ("print('a', end='')\n#%% [a title]\n'b'", "a\n=> 'b'\n"),
+        ("print('a', end='')\n#%%\nfinal_answer(1); None", "a\nFINAL 1\n"),
+        ("print('a', end='')", "a"),
         ("final_answer('x')\nprint('on')\n#%%\nfinal_answer(2); None", "on\nFINAL 'x'\nFINAL 2\n"),
         ("import asyncio\nawait asyncio.sleep(0, 'top')", "=> 'top'\n"),
         ("print(__name__)", "__main__\n"),
@@ -55,6 +57,96 @@ def test_what_standard_output_carries(source: str, out: str) -> None:
 def test_standard_error_of_the_box_goes_to_standard_error() -> None:
     done = execute("import sys\nprint('o')\nprint('e', file=sys.stderr)")
     assert (done.stdout, done.stderr, done.returncode) == ("o\n", "e\n", 0)
+
+
+def test_a_line_of_ours_begins_anew_where_both_streams_lead_to_one_place() -> None:
+    source = "print('no end', end='')\n#%%\nprint('again', end='')\nraise SystemExit('why')\n#%%\n3"
+    command = [*FARHAND, "exec", "--sandbox", "subprocess", "-"]
+    done = subprocess.run(
+        command, input=source, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60
+    )
+    assert done.stdout == "no endagain\nwhy\n=> 3\n"
+
+
+FIGURES = """
+from PIL import Image
+open('table.csv', 'w').write('a,b')
+open('.hidden', 'w').close()
+display(Image.new('RGB', (2, 2)))
+Image.new('RGB', (3, 3))
+"""
+
+
+def test_results_that_are_not_kept_are_counted() -> None:
+    done = execute(FIGURES)
+    assert (done.returncode, done.stdout.startswith("=> <PIL")) == (0, True)
+    assert done.stderr.splitlines()[-1] == "farhand: 2 figures and 1 file were not kept (--out DIR keeps them)"
+    done = execute("open('a', 'w').close()")
+    assert done.stderr == "farhand: 1 file was not kept (--out DIR keeps it)\n"
+
+
+def test_out_keeps_files_and_figures_and_overwrites_nothing(tmp_path: Path) -> None:
+    out = tmp_path / "made" / "out"
+    first, second = execute(FIGURES, "--out", str(out)), execute(FIGURES, "--out", str(out))
+    assert first.stderr.splitlines() == [
+        f"[image/png] {out}/figure-1.png",
+        f"[image/png] {out}/figure-2.png",
+        "farhand: not kept: .hidden: its name is hidden",
+        f"farhand: kept {out}/table.csv",
+    ]
+    assert "farhand: not kept: table.csv: a file of this name is here already" in second.stderr
+    assert sorted(path.name for path in out.iterdir()) == [*(f"figure-{n}.png" for n in (1, 2, 3, 4)), "table.csv"]
+    assert (out / "figure-1.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_are_there_at_the_start_and_are_no_results(tmp_path: Path) -> None:
+    (tmp_path / "in.txt").write_text("given")
+    (tmp_path / "more.txt").write_text("")
+    files = ["--file", str(tmp_path / "in.txt"), "--file", str(tmp_path / "more.txt")]
+    done = execute("print(open('in.txt').read())\n#%%\nimport os; os._exit(1)\n#%%\nopen('in.txt').read()", *files)
+    assert done.stdout == "given\n=> 'given'\n"
+    assert "not kept" not in done.stderr
+    done = execute("open('in.txt', 'a').write('!')", *files, "--out", str(tmp_path / "out"))
+    assert (tmp_path / "out" / "in.txt").read_text() == "given!"
+    assert not (tmp_path / "out" / "more.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--file", "/none/such"), "/none/such: there is no such file"),
+        (("--file", "/usr"), "/usr: it is a folder"),
+        (("--file", "/etc/hostname", "--file", "/etc/../etc/hostname"), "the same name"),
+        (("--out", "/dev/null"), "--out /dev/null: it is no folder"),
+        (("--memory", "31"), "--memory 31: a box needs at least 32 MB"),
+        (("--import", "*"), "Name each: --import scipy."),
+    ],
+)
+def test_what_cannot_be_is_said_before_anything_runs(arguments: tuple[str, ...], says: str) -> None:
+    done = execute("print('ran')", *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert says in done.stderr
+
+
+def test_more_memory_than_there_is_is_warned_of() -> None:
+    done = execute("1", "--memory", "100000000")
+    assert (done.stdout, done.returncode) == ("=> 1\n", 0)
+    assert "--memory 100000000 is more than this machine has, " in done.stderr
+
+
+def test_imports_are_those_of_run() -> None:
+    done = execute("import dateutil.parser, tomllib; 1", "--import", "dateutil")
+    assert (done.stdout, done.returncode) == ("=> 1\n", 0)
+
+
+def test_what_tools_print_is_no_output_of_the_program(tmp_path: Path) -> None:
+    tools = tmp_path / "tools.py"
+    tools.write_text(
+        "import os\nprint('loaded')\ndef f():\n    print('called')\n    os.system('echo started')\nTOOLS = {'f': f}\n"
+    )
+    done = execute("print(f())", "--tools", str(tools))
+    assert (done.stdout, done.returncode) == ("None\n", 0)
+    assert done.stderr == "loaded\ncalled\nstarted\n"
 
 
 def test_an_error_ends_the_cell_and_not_the_program() -> None:

@@ -34,6 +34,7 @@ def test_a_host_in_the_foreground_is_the_only_one_and_ends_when_told_to(tmp_path
         told = subprocess.run([*FARHAND, "host", "status"], env=environ, capture_output=True, text=True, timeout=60)
         assert told.stdout.startswith(f"host {first.pid}, up ")
         assert "boxes 0, attached 0, running an action 0" in told.stdout
+        assert "boxes are made from process " in told.stdout
         told = subprocess.run(
             [*FARHAND, "host", "status", "--json"], env=environ, capture_output=True, text=True, timeout=60
         )
@@ -53,5 +54,6 @@ def test_a_host_is_stopped_by_a_word(tmp_path: Path) -> None:
     with subprocess.Popen([*FARHAND, "host", "run"], env=environ, stderr=subprocess.PIPE, text=True) as host:
         assert host.stderr is not None
         assert host.stderr.readline() == "farhand host: ready\n"
-        assert subprocess.run([*FARHAND, "host", "stop"], env=environ, timeout=60).returncode == 0
+        told = subprocess.run([*FARHAND, "host", "stop"], env=environ, capture_output=True, text=True, timeout=60)
+        assert (told.returncode, told.stdout, told.stderr) == (0, "", "the host has ended\n")
         assert host.wait(60) == 0

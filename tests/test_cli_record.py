@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,10 @@ from click.testing import CliRunner
 from farhand import event as ev
 from farhand import registry
 from farhand.cli.main import cli
-from farhand.event import NewEvent
+from farhand.cli.show import Outputs
+from farhand.event import Event, NewEvent
 from farhand.session import Session
+from pseudo_terminal import PseudoTerminal
 
 
 @pytest.fixture
@@ -85,6 +88,53 @@ def test_a_session_is_shown_again_from_its_log(own_home: Path) -> None:
     assert code == 0
     for expected in ("step 1", "I think.", "    x = 1", "│ out", "Answer", "forty two", session, long.splitlines()[-1]):
         assert expected in out
+
+
+def test_long_outputs_are_shown_by_head_and_tail_unless_all_is_asked_for(own_home: Path) -> None:
+    lines = [[["stdout", "".join(f"line {n}\n" for n in range(at, at + 1000))]] for at in range(0, 9000, 1000)]
+    wrote = [NewEvent(ev.ACTION_WROTE, {"action": "act_1", "box": "sbx_1", "chunks": chunks}) for chunks in lines]
+    value = "[" + "1,\n " * 100_000 + "1]"
+    events = turn("a" * 30_000)
+    events[3:5] = [*wrote, NewEvent(ev.ACTION_FINISHED, {"action": "act_1", "value": {"text/plain": value}})]
+    (session,) = write(own_home, ("t", events))
+    code, out, _ = invoke("show", session)
+    assert code == 0
+    for expected in ("line 0\n", "line 8999\n", "characters cut", "=>", f"farhand show --full {session}"):
+        assert expected in out
+    assert out.count("characters cut …]") == 3
+    assert "line 4500\n" not in out
+    assert len(out) < 110_000
+    whole = invoke("show", "--full", session)[1]
+    assert "characters cut" not in whole
+    assert "line 4500\n" in whole
+    assert len(whole.splitlines()) > 109_000
+
+
+def test_output_is_cut_wherever_its_pieces_end() -> None:
+    text = "".join(chr(0x4E00 + n) for n in range(100))
+    for size in (1, 7, 40, 100):
+        outputs = Outputs(most=20)
+        pieces = [
+            Event("s", 1, ev.ACTION_WROTE, 1, 0.0, {"action": "a", "chunks": [["stdout", text[at : at + size]]]})
+            for at in range(0, 100, size)
+        ]
+        for piece in pieces:
+            outputs.count(piece)
+        shown = "".join(chunk[1] for piece in pieces for chunk in outputs.cut(piece).data["chunks"])
+        assert shown == f"{text[:10]}\n[… 80 characters cut …]\n{text[-10:]}", size
+
+
+def test_sessions_say_how_the_last_turn_ended_and_fit_the_terminal(own_home: Path, tmp_path: Path) -> None:
+    failed = NewEvent(ev.TURN_FAILED, {"turn": "trn_2", "error": {"code": "limit", "limit": "steps", "message": "m"}})
+    write(own_home, ("new", []), ("good", turn("x")), ("bad " * 20, [failed]))
+    lines = invoke("sessions")[1].splitlines()
+    assert [" failed steps " in lines[0], " answered " in lines[1], " idle " in lines[2]] == [True, True, True]
+    for columns in (80, 200):
+        command = [sys.executable, "-m", "farhand", "sessions"]
+        with PseudoTerminal(command, columns=columns, environ={"FARHAND_HOME": str(own_home)}) as terminal:
+            assert terminal.finish() == 0
+        assert max(map(len, terminal.text.splitlines())) <= columns
+        assert ("tokens" in terminal.text) is (columns == 200)
 
 
 def test_colours_can_be_asked_for(own_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,21 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from farhand import event as ev
+from farhand.cli.advice import for_command_line
 from farhand.cli.delivery import Delivered
+from farhand.cli.display import Displays
 from farhand.cli.page import Page, console_on
 from farhand.cli.render import Renderer
 from farhand.cli.summary import write_summary
 from farhand.cli.tally import Tally, answer_text, seconds_text, size_text
+from farhand.cli.terminal import ERASE_LINE
 from farhand.event import Event
 
 
 class Screen:
-    """A page that is no terminal (so: no colours), of a given width."""
+    """A page that is no terminal (so: no colours), of a given width; None: as a pipe has none."""
 
-    def __init__(self, width: int = 80, **options: Any) -> None:
+    def __init__(self, width: int | None = 80, **options: Any) -> None:
         self.file = io.StringIO()
-        self.page = Page(console_on(self.file))
-        self.page.console.width = width
+        self.page = Page(console_on(self.file), width)
         self.renderer = Renderer(self.page, **options)
         self.tally = Tally()
         self._seq = 0
@@ -69,8 +72,42 @@ def test_words_are_not_spread_over_a_wide_terminal() -> None:
 
 def test_wide_characters_count_twice() -> None:
     screen = Screen(20)
-    screen.say("漢" * 25)
-    assert screen.lines == ["漢" * 10, "漢" * 10, "漢" * 5]
+    screen.say(" ".join(["漢" * 5] * 3))
+    assert screen.lines == ["漢" * 5, "漢" * 5, "漢" * 5]
+
+
+PATH = "/home/somebody/sessions/ses_0123456789abcdef/files/figure-1.png"
+
+
+def test_a_path_is_never_broken() -> None:
+    screen = Screen(24)
+    screen.say(f"It is in {PATH} now, as you asked.\n")
+    screen.event(ev.ACTION_WROTE, action="a", chunks=[["stdout", f"saved to {PATH[:30]}"]])
+    screen.event(ev.ACTION_WROTE, action="a", chunks=[["stdout", f"{PATH[30:]} and more\n"]])
+    assert sum(PATH in line for line in screen.lines) == 2
+    assert screen.lines[0] == "It is in"
+
+
+def test_nothing_is_broken_in_a_pipe() -> None:
+    screen = Screen(None)
+    screen.say("word " * 200 + "end\n")
+    screen.event(ev.ACTION_WROTE, action="a", chunks=[["stdout", "x " * 500 + "\n"]])
+    screen.event(ev.TURN_ANSWERED, turn="t", answer={"value": "y " * 500})
+    assert screen.lines == [
+        "word " * 200 + "end",
+        f"  │ {'x ' * 500}".rstrip(),
+        "",
+        "Answer",
+        ("y " * 500).rstrip(),
+    ]
+
+
+def test_code_is_left_to_the_terminal() -> None:
+    line = "total = " + " + ".join(f"value_{n}" for n in range(20))
+    screen = Screen(40)
+    screen.say(f"```python\n{line}\n```\n")
+    screen.event(ev.ACTION_STARTED, action="a", step=1, code=line)
+    assert f"    {line}" in screen.lines
 
 
 def test_streamed_code_is_shown_once() -> None:
@@ -120,8 +157,8 @@ def test_an_output_line_goes_on_in_the_next_event() -> None:
 
 def test_long_output_lines_keep_their_margin() -> None:
     screen = Screen(24)
-    screen.event(ev.ACTION_WROTE, action="a", chunks=[["stdout", "x" * 45 + "\n"]])
-    assert screen.lines == ["  │ " + "x" * 20, "  │ " + "x" * 20, "  │ " + "x" * 5]
+    screen.event(ev.ACTION_WROTE, action="a", chunks=[["stdout", "abcd " * 9 + "\n"]])
+    assert screen.lines == ["  │ abcd abcd abcd abcd", "  │ abcd abcd abcd abcd", "  │ abcd"]
 
 
 def test_markup_of_a_guest_is_text() -> None:
@@ -135,6 +172,41 @@ def test_a_call_is_one_line() -> None:
     screen.event(ev.EFFECT_INTENDED, effect="e", tool="search", arguments={"query": "cats", "n": 3})
     screen.event(ev.EFFECT_SETTLED, effect="e", outcome="done", seconds=0.512)
     assert screen.lines == ["  → search(query='cats', n=3)  done 0.51 s"]
+
+
+def test_a_call_names_its_class_and_an_unknown_one_its_id() -> None:
+    screen = Screen()
+    call = {"effect": "eff_1", "tool": "pay", "arguments": {"to": "Ann"}, "class": "opaque", "digest": "0a"}
+    screen.event(ev.EFFECT_INTENDED, **call)
+    screen.event(ev.EFFECT_SETTLED, effect="eff_1", outcome="unknown", seconds=2)
+    screen.event(ev.EFFECT_INTENDED, **{**call, "effect": "eff_2", "class": "idempotent"})
+    screen.event(ev.EFFECT_SETTLED, effect="eff_2", outcome="done", seconds=2)
+    assert screen.lines == [
+        "  → pay(to='Ann') [opaque]  unknown 2.0 s  eff_1",
+        "  → pay(to='Ann') [idempotent]  done 2.0 s",
+    ]
+
+
+def test_arguments_that_fit_no_signature_are_shown_as_they_were_written() -> None:
+    screen = Screen()
+    given = {"args": [3], "kwargs": {"on": True}}
+    screen.event(ev.EFFECT_INTENDED, effect="e", tool="set_light", arguments=given, digest="refused:c1")
+    screen.event(ev.EFFECT_SETTLED, effect="e", outcome="never_started", seconds=0)
+    screen.event(ev.EFFECT_INTENDED, effect="f", tool="call", arguments=given, digest="0a")
+    screen.event(ev.EFFECT_SETTLED, effect="f", outcome="done", seconds=0)
+    assert screen.lines == [
+        "  → set_light(3, on=True)  never started 0.00 s",
+        "  → call(args=[3], kwargs={'on': True})  done 0.00 s",
+    ]
+
+
+def test_what_a_tool_prints_stands_apart() -> None:
+    screen = Screen()
+    screen.event(ev.EFFECT_INTENDED, effect="e", tool="search", arguments={})
+    screen.renderer.tool_said("look")
+    screen.renderer.tool_said("ing\n")
+    screen.event(ev.EFFECT_SETTLED, effect="e", outcome="done", seconds=1)
+    assert screen.lines == ["  → search()", "  ┊ looking", "  → search()  done 1.0 s"]
 
 
 def test_calls_side_by_side_are_named_again_when_they_return() -> None:
@@ -234,6 +306,76 @@ def test_the_answer_stands_apart() -> None:
 )
 def test_an_answer_that_is_text_is_given_as_it_is(answer: Any, text: str) -> None:
     assert answer_text({"answer": answer}) == text
+
+
+def test_an_answer_that_is_a_picture_is_a_file(tmp_path: Path) -> None:
+    displays = Displays(tmp_path)
+    screen = Screen(400, answer_file=displays.keep_answer)
+    value = {"$": "image", "format": "png", "data": base64.b64encode(b"PNG").decode()}
+    screen.event(ev.TURN_ANSWERED, turn="t", answer={"value": value, "text": "<PIL.Image.Image at 0x7f>"})
+    assert screen.lines == ["Answer", f"{tmp_path}/answer-1.png"]
+    assert (tmp_path / "answer-1.png").read_bytes() == b"PNG"
+
+
+def test_a_long_value_is_cut_as_the_model_sees_it() -> None:
+    text = "[" + "1,\n " * 100_000 + "1]"
+    screen = Screen()
+    action(screen, value={"text/plain": text})
+    assert "[… 380,003 characters cut …]" in screen.text
+    assert len(screen.text) < 50_000
+    assert screen.renderer.was_cut
+    whole = Screen(full=True)
+    action(whole, value={"text/plain": text})
+    assert len(whole.lines) > 100_000
+
+
+def test_hints_speak_of_options() -> None:
+    screen = Screen(200)
+    hint = "Raise it with Limits(steps=…), or continue the session."
+    screen.event(ev.TURN_FAILED, turn="t", error={"message": "the limit `steps` was reached", "hint": hint})
+    assert 'Raise it with --max-steps N, or go on with it: farhand run --session last "…".' in screen.text
+    assert "Limits(" not in screen.text
+
+
+@pytest.mark.parametrize(
+    ("hint", "shown"),
+    [
+        ("Raise it with Limits(turn_s=…).", "Raise it with --timeout S."),
+        ("Raise it with Limits(tokens=…).", "Raise it from Python with Limits(tokens=…)."),
+        (
+            "Set OPENAI_API_KEY, or pass base_url=... of a server that needs none.",
+            "Set OPENAI_API_KEY, or choose a server: --model openai:NAME@URL.",
+        ),
+        ("List the packages that the code needs, for example ['scipy', 'sklearn'].", "Name each: --import scipy."),
+        ("Choose another FARHAND_HOME.", "Choose another FARHAND_HOME."),
+    ],
+)
+def test_advice_for_the_command_line(hint: str, shown: str) -> None:
+    assert for_command_line(hint) == shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+    @property
+    def plain(self) -> str:
+        return re.sub(r"\x1b\[[0-9;]*m", "", self.getvalue())
+
+
+def test_a_silent_model_is_said_to_be_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    renderer = Renderer(Page(console_on(terminal), 80))
+    renderer.event(Event("ses_x", 1, ev.MODEL_REQUESTED, 1, 0.0, {"step": 1, "attempt": 1}))
+    renderer.waits("gpt-5", 100.0)
+    renderer.tick(100.5)
+    assert "waiting" not in terminal.getvalue()
+    renderer.tick(112.2)
+    assert terminal.plain.endswith("waiting for gpt-5… 12 s")
+    renderer.text("Well.\n")
+    renderer.tick(120.0)
+    assert terminal.plain.endswith(f"12 s{ERASE_LINE}Well.\n")
 
 
 def test_failures_and_stops_say_why() -> None:

@@ -98,6 +98,9 @@ def test_a_missing_package_is_named(tmp_path: Path) -> None:
         build(Environment(("farhand-one", "farhand-none")), tmp_path)
     assert "No matching distribution found for farhand-none" in caught.value.message
     assert "Check the name" in caught.value.hint
+    _, said, *errors = caught.value.message.splitlines()
+    assert said == "pip said:"
+    assert {line.partition(" ")[0] for line in errors} == {"ERROR:"}, "nothing of what went well"
     assert list(entries(tmp_path)) == [], "a failed build leaves nothing"
 
 

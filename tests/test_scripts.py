@@ -51,6 +51,13 @@ def run(command: list[str | Path], **environ: str) -> subprocess.CompletedProces
     return subprocess.run(command, cwd="/", env=kept | environ, capture_output=True, text=True, timeout=100)
 
 
+@pytest.mark.parametrize("name", ["run", "farhand"])
+def test_a_link_to_a_script_is_the_script(ready: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "link").symlink_to(ready / "scripts" / name)
+    done = run([tmp_path / "link", "--help"])
+    assert (done.returncode, "Usage: farhand" in done.stdout) == (0, True), done.stderr
+
+
 @pytest.mark.parametrize("name", [*SCRIPTS, "../.ci/run"])
 def test_every_script_is_one_that_bash_can_read(name: str) -> None:
     path = ROOT / "scripts" / name

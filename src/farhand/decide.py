@@ -117,7 +117,7 @@ def decide(state: State, now: float) -> tuple[Command, ...]:
     if action is not None and (answer := _answer(action)) is not None:
         return (EndTurn(f"end:{turn.id}", "answered", answer=answer),)
     if over:
-        return (_limit(turn, "turn_s", limits_of(state).turn_s, "seconds for one turn"),)
+        return (_limit(turn, "turn_s", limits_of(state).turn_s, "second"),)
     return _next_step(state, turn, step)
 
 
@@ -166,9 +166,9 @@ def _next_step(state: State, turn: Turn, step: Step | None) -> tuple[Command, ..
         return (_useless_end(turn, step, useless),)
     limits = limits_of(state)
     if step.number >= limits.steps:
-        return (_limit(turn, "steps", limits.steps, "steps"),)
+        return (_limit(turn, "steps", limits.steps, "step"),)
     if turn.input_tokens + turn.output_tokens >= limits.tokens:
-        return (_limit(turn, "tokens", limits.tokens, "tokens"),)
+        return (_limit(turn, "tokens", limits.tokens, "token"),)
     return (_ask(turn, step.number + 1, 1),)
 
 
@@ -224,7 +224,7 @@ def _limit(turn: Turn, name: str, allowed: float, unit: str) -> EndTurn:
         "code": "limit",
         "limit": name,
         "allowed": allowed,
-        "message": f"the limit `{name}` was reached: {allowed:g} {unit}",
+        "message": f"the limit `{name}` was reached: {allowed:,.15g} {unit}{'' if allowed == 1 else 's'}",
         "hint": f"Raise it with Limits({name}=…), or continue the session.",
     }
     return EndTurn(f"end:{turn.id}", "failed", error=error)

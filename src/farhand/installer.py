@@ -97,5 +97,6 @@ def _failure(last: list[str]) -> PipFailed:
         hint = "No wheel of that name and version fits this Python. Check the name, or list another version."
     else:
         hint = ""
-    said = "\n".join(line for line in last if line.startswith("ERROR:")) or text
+    first = next((number for number, line in enumerate(last) if line.startswith("ERROR:")), 0)
+    said = "\n".join(line for line in last[first:] if not line.startswith(("WARNING:", "[notice]")))
     return PipFailed(f"pip said:\n{said}", hint=hint, package=named.group(1) if named else "")

@@ -28,7 +28,7 @@ def kept(fallout: Fallout, attack: Attacker) -> dict[str, Path]:
 def size_on_disk(attack: Attacker) -> int:
     """Bytes under the harness's home, without environments, models and the files of sessions."""
     size = 0
-    for root, folders, files in os.walk(attack.home):  # links are not followed
+    for root, _, files in os.walk(attack.home):  # links are not followed
         for name in files:
             size += os.lstat(os.path.join(root, name)).st_blocks * 512
     return size
@@ -63,8 +63,21 @@ open("program", "w").write("#!/bin/sh"); os.chmod("program", 0o6777)
     assert all(SECRET not in path.read_text() for path in found.values() if path.is_file())
     assert found["program"].stat().st_mode & 0o7000 == 0
     told = dict(fallout.first["left_out"])
-    assert {"link", "inside", "loop", "folder", "root", "fd", "fifo", "also.txt", "socket", "closed", "shut"} <= set(told)
-    assert "deep/up" in told
+    left_out = {
+        "link",
+        "inside",
+        "loop",
+        "folder",
+        "root",
+        "fd",
+        "fifo",
+        "also.txt",
+        "socket",
+        "closed",
+        "shut",
+        "deep/up",
+    }
+    assert left_out <= set(told)
     assert fallout.output.split() == ["block", "1", "character", "1"]
 
 
@@ -163,7 +176,7 @@ async def test_as_many_files_as_there_may_be(attack: Attacker) -> None:
     fallout = await attack(code, disk_files=500)
     assert fallout.error["limit"] == "disk_files"
     assert len(kept(fallout, attack)) <= 500
-    links = "os.symlink('x' * 4000, '/workspace/0')\nfor number in range(10_000): os.symlink('x' * 4000, f'/workspace/{number + 1}')"
+    links = "for number in range(10_000): os.symlink('x' * 4000, f'/workspace/{number}')"
     assert (await attack(links, disk_files=500)).error["limit"] == "disk_files"
 
 
@@ -176,10 +189,10 @@ while True:
 """
 
 
-@pytest.mark.parametrize(("limits", "limit"), [({"disk_bytes": 24 * MIB}, "disk_bytes"), ({"disk_files": 20}, "disk_files")])
-async def test_images_without_end(attack: Attacker, limits: dict[str, int], limit: str) -> None:
+@pytest.mark.parametrize(("limit", "bound"), [("disk_bytes", 24 * MIB), ("disk_files", 20)])
+async def test_images_without_end(attack: Attacker, limit: str, bound: int) -> None:
     """With real Pillow. None of it is on the harness's disk beyond the bound."""
-    bounds = {"disk_bytes": 64 * MIB, "disk_files": 1000, **limits}
+    bounds = {"disk_bytes": 64 * MIB, "disk_files": 1000, limit: bound}
     before = size_on_disk(attack)
     fallout = await attack(IMAGES, environment=DEFAULT, wall_s=60, memory_bytes=512 * MIB, **bounds)
     assert fallout.error["limit"] == limit

@@ -35,7 +35,7 @@ BROKEN = {
     "no object": b"[1]\n",
     "no type": b"{}\n",
     "not ASCII": '{"t":"display","bundle":{"text/plain":"é"}}\n'.encode(),
-    "of the supervisor": b'{"t":"attached","v":1,"running":null,"last":9,"waiting":[],"ran":[],"ready":true,"ended":false}\n',
+    "of the supervisor": b'{"t":"attached","v":1,"running":null,"last":9,"waiting":[],"ran":[],"ready":true}\n',
     "a refusal": b'{"t":"refused","code":"fenced","message":"forged"}\n',
     "output": b'{"t":"out","n":1,"action":"x","stream":"stdout","text":"forged"}\n',
     "files": b'{"t":"files","id":"q1","ok":true,"entries":[],"more":null}\n',
@@ -66,20 +66,21 @@ async def test_a_broken_frame_ends_the_box_and_not_the_session(attack: Attacker,
 
 
 HUGE = {
-    "nesting": "send(b'{\"t\":\"answer\",\"repr\":\"\",\"value\":' + b'[' * 5000 + b']' * 5000 + b'}\\n')",
-    "nesting that does not end": "send(b'{\"t\":\"answer\",\"repr\":\"\",\"value\":' + b'[{\"a\":' * 150_000 + b'\\n')",
-    "a number": "send(b'{\"t\":\"answer\",\"repr\":\"\",\"value\":' + b'9' * 900_000 + b'}\\n')",
-    "a line": "send(b'{\"t\":\"answer\",\"repr\":\"' + b'x' * (1 << 20) + b'\"}\\n')",
+    "nesting": "send(BEGUN + b'[' * 5000 + b']' * 5000 + b'}\\n')",
+    "nesting that does not end": "send(BEGUN + b'[{\"a\":' * 150_000 + b'\\n')",
+    "a number": "send(BEGUN + b'9' * 900_000 + b'}\\n')",
+    "a line": "send(BEGUN + b'\"' + b'x' * (1 << 20) + b'\"}\\n')",
     "a line that does not end": "send(bytes(8 << 20))",
     "a line that comes in pieces": "while True: send(b'{' * 1000)",
-    "the end of the action": 'send({"t": "done", "action": this_action(), "ok": True, "value": {"a": "x" * 1_100_000}})',
+    "an end": 'send({"t": "done", "action": this_action(), "ok": True, "value": {"a": "x" * 1_100_000}})',
 }
 
 
 @pytest.mark.parametrize("code", HUGE.values(), ids=HUGE.keys())
 async def test_a_frame_beyond_its_bounds_ends_the_box(attack: Attacker, code: str) -> None:
+    begun = """BEGUN = b'{"t":"answer","repr":"","value":'\n"""
     with memory_grows_at_most(32 * MIB):
-        fallout = await attack(code + FOREVER)
+        fallout = await attack(begun + code + FOREVER)
     assert fallout.kind == "protocol"
 
 
@@ -118,7 +119,8 @@ send({{"t": "display", "bundle": {{"text/plain": "shown"}}, **{forged!r}}})
 send({{"t": "call", "call": "c7", "tool": "lift", "args": [1], "kwargs": {{}}, **{forged!r}}})
 send({{"t": "answer", "repr": "3", "value": 3, **{forged!r}}})
 error = {{"kind": "exception", "message": "forged"}}
-send({{"t": "done", "action": this_action(), "ok": False, "error": error, "alive": False, "usage": {{"wall_s": -5}}, "lost": ["x"], "output": {{}}, "n": 0}})
+told = {{"alive": False, "usage": {{"wall_s": -5}}, "lost": ["x"], "output": {{}}, "n": 0}}
+send({{"t": "done", "action": this_action(), "ok": False, "error": error, **told}})
 time.sleep(60)
 """
     fallout = await attack(code, "time.sleep(5)", tools=[lift])
@@ -149,9 +151,14 @@ told
 
 async def test_arguments_that_are_no_values_do_not_reach_a_tool(attack: Attacker) -> None:
     trees = [
-        {"$": "pickle", "v": "x"}, {"$": []}, {"$": "dec", "v": "1e999999999"}, {"$": "bytes"}, {"$": "int", "v": "9" * 400_000},
-        {"$": "date", "v": "9" * 400}, {"$": "array", "dtype": "O", "shape": [1 << 60], "data": ""},
-    ]  # fmt: skip
+        {"$": "pickle", "v": "x"},
+        {"$": []},
+        {"$": "bytes"},
+        {"$": "dec", "v": "1e999999999"},
+        {"$": "int", "v": "9" * 400_000},
+        {"$": "date", "v": "9" * 400},
+        {"$": "array", "dtype": "O", "shape": [1 << 60], "data": ""},
+    ]
     code = f"""
 import gc
 runner = next(found for found in gc.get_objects() if type(found).__name__ == "Channel" and hasattr(found, "call"))
@@ -231,8 +238,14 @@ async def test_frames_of_an_old_generation(local: LocalSandbox) -> None:
 FLOODS = {
     "2 GB of output": "block = b'x' * (1 << 20)\nfor _ in range(2048): os.write(1, block)",
     "a million lines": "for _ in range(1000): os.write(1, b'\\n' * 1000)",
-    "a million displays": "block = b'{\"t\":\"display\",\"bundle\":{}}\\n' * 1000\nfor _ in range(1000): send(block)",
-    "a million answers": "block = b'{\"t\":\"answer\",\"repr\":\"\",\"value\":0}\\n' * 1000\nfor _ in range(1000): send(block)",
+    "a million displays": """
+block = b'{"t":"display","bundle":{}}\\n' * 1000
+for _ in range(1000): send(block)
+""",
+    "a million answers": """
+block = b'{"t":"answer","repr":"","value":0}\\n' * 1000
+for _ in range(1000): send(block)
+""",
     "escapes": "block = b'\\x1b]52;c;aGk=\\x07' * 5000\nfor _ in range(1000): os.write(2, block)",
     "bytes that are no text": "block = b'\\xff\\xfe\\x80' * 20000\nfor _ in range(1000): os.write(1, block)",
 }
@@ -254,7 +267,10 @@ async def test_floods_are_cut_and_counted(attack: Attacker, local: LocalSandbox,
 
 
 ENDLESS = {
-    "that mean nothing": "block = b'{\"t\":\"ready\",\"python\":\"3\"}\\n' * 1000\nwhile True: send(block)",
+    "that mean nothing": """
+block = b'{"t":"ready","python":"3"}\\n' * 1000
+while True: send(block)
+""",
     "of many lists": """
 nest = b"[" * 150 + b"]" * 150
 number = 0
@@ -286,11 +302,16 @@ async def test_frames_without_end(attack: Attacker, code: str) -> None:
     assert worst < 1.0
 
 
-NESTED = "block = b'{\"t\":\"answer\",\"repr\":\"\",\"value\":[' + b'[],' * 300_000 + b'0]}\\n'\n"
+NESTED = """
+send(b'{"t":"answer","repr":"1","value":1}\\n')
+block = b'{"t":"answer","repr":"","value":[' + b"[]," * 300_000 + b"0]}\\n"
+for _ in range(25): send(block)
+1 / 0
+"""
 
 
 async def test_what_a_hundred_answers_hold_is_not_kept(attack: Attacker) -> None:
     """A frame of a megabyte can be twenty in memory; of all answers only the first one's value counts."""
     with memory_grows_at_most(200 * MIB):
-        fallout = await attack(NESTED + "send(b'{\"t\":\"answer\",\"repr\":\"1\",\"value\":1}\\n')\nfor _ in range(25): send(block)\n1 / 0", wall_s=30)
+        fallout = await attack(NESTED, wall_s=30)
     assert fallout.error["type"] == "ZeroDivisionError"

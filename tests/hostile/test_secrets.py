@@ -214,7 +214,7 @@ def marks_in(pid: int) -> int | None:
 
 
 async def test_nothing_of_another_session_is_in_a_box(attack: Attacker) -> None:
-    """Boxes of one zygote, one after another and side by side: memory, files, processes, ids and sockets are their own."""
+    """Boxes of one zygote, one after another and side by side: memory, files, processes and sockets are their own."""
     mark = marker()
     leave = f"""
 import sys
@@ -223,8 +223,8 @@ kept = [mark * 1000 for _ in range(100)]
 for path in ("/tmp/left", "/workspace/left", "/dev/shm/left", os.path.expanduser("~/left")):
     open(path, "w").write(mark)
 os.environ["LEFT"] = mark
-random_state = [os.urandom(4).hex(), __import__("random").random()]
-ours = socket.create_server(("127.0.0.1", 4711)); hidden = socket.socket(socket.AF_UNIX); hidden.bind("\\0" + mark); hidden.listen()
+open_port = socket.create_server(("127.0.0.1", 4711))
+abstract = socket.socket(socket.AF_UNIX); abstract.bind("\\0" + mark[:{len(FIRST)}]); abstract.listen()
 if os.fork() == 0: time.sleep(60)
 """
     look = f"""
@@ -235,7 +235,8 @@ for family, address in ((socket.AF_INET, ("127.0.0.1", 4711)), (socket.AF_UNIX, 
     try: socket.socket(family).connect(address); reached.append(address)
     except OSError: pass
 left = [each for each in os.listdir("/tmp") + os.listdir("/workspace") + os.listdir("/dev/shm") if "left" in each]
-[found, reached, left, [pid for pid in os.listdir("/proc") if pid.isdigit()] == [str(os.getpid())], "LEFT" in os.environ]
+pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+[found, reached, left, pids == [str(os.getpid())], "LEFT" in os.environ]
 """
     holding = attack.agent(PRELUDE + leave, "final_answer(1 + 1)")
     assert (await holding.run_async("leave")).answer == 2

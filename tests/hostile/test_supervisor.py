@@ -30,8 +30,8 @@ def attempts(pid, place):
             return file.write(b"written") if "+" in mode else file.read(8)
     def call(number, *arguments):
         ctypes.set_errno(0)
-        found = libc.syscall(ctypes.c_long(number), *(ctypes.c_long(each) if isinstance(each, int) else each for each in arguments))
-        if found < 0:
+        plain = [ctypes.c_long(each) if isinstance(each, int) else each for each in arguments]
+        if libc.syscall(ctypes.c_long(number), *plain) < 0:
             raise OSError(ctypes.get_errno(), "refused")
     ptrace, readv, writev = (101, 310, 311) if os.uname().machine == "x86_64" else (117, 270, 271)
     yield "read", lambda: memory("rb")

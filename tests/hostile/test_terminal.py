@@ -74,23 +74,22 @@ shout(text)
 display(Odd())
 final_answer("final " + text)
 """
-TOOLS = f"""
+TOOLS = """
 def shout(text: str) -> str:
     \"\"\"Shouts.
 
     Args:
         text: what
     \"\"\"
-    print("tool says", text)
     raise ValueError("tool " + text)
-TOOLS = {{"shout": shout}}
+TOOLS = {"shout": shout}
 """
 
 
 def test_a_program_of_cells(own_home: Path, tmp_path: Path) -> None:
     program, tools = tmp_path / "cells.py", tmp_path / "tools.py"
     program.write_text(CELLS)
-    tools.write_text(TOOLS.replace("    print", "    #print"))
+    tools.write_text(TOOLS)
     command = [*FARHAND, "exec", "--tools", str(tools), str(program)]
     with PseudoTerminal(command, environ=environ(own_home), cwd=tmp_path, columns=200) as terminal:
         assert terminal.finish() == 1
@@ -110,10 +109,11 @@ open("/workspace/kept.txt", "w").write(text)
 raise ValueError("error " + text)
 ```
 """
+ONE_LINE = "".join(one for one in ALL if one not in "\0\x0b\x0c\x85\u2028\u2029")
 ANSWER = f"""Now the answer. {ALL}
 
 ```python
-# {ALL.replace(chr(0x85), "").replace(chr(0x2028), "").replace(chr(0x2029), "").replace(chr(0x0b), "").replace(chr(0x0c), "").replace(chr(0), "")}
+# {ONE_LINE}
 final_answer("final " + text)
 ```
 """
@@ -148,7 +148,7 @@ def test_an_error_of_the_model(own_home: Path, tmp_path: Path) -> None:
 
 def test_errors_of_usage(own_home: Path, tmp_path: Path) -> None:
     nasty = ALL.replace("\0", "")
-    for arguments in (["exec", nasty], ["exec", "--sandbox", nasty, "x"], ["show", nasty], [nasty], ["run", f"--{nasty}", "x"]):
+    for arguments in (["exec", nasty], ["exec", "--sandbox", nasty, "x"], ["show", nasty], [nasty], [f"--{nasty}"]):
         with PseudoTerminal([*FARHAND, *arguments], environ=environ(own_home), cwd=tmp_path, columns=200) as terminal:
             assert terminal.finish() in (1, 2)
             assert obeyed(terminal.output, OURS) == [], arguments

@@ -11,7 +11,7 @@ from .attack import FOREVER, Attacker, memory_grows_at_most
 
 pytestmark = [pytest.mark.anyio, pytest.mark.jail, pytest.mark.hostile]
 
-HALF = "os.write(fd, b'{\"t\":\"done\",\"action\":\"')\n"
+HALF = 'os.write(fd, b\'{"t":"done","action":"\')\n'
 """The beginning of a frame."""
 
 ENDED = {
@@ -131,7 +131,7 @@ builtins.isinstance = builtins.len = builtins.repr = builtins.type = builtins.di
     "another linecache": "import linecache\nlinecache.cache = linecache.getlines = None",
     "another traceback": "import traceback\ntraceback.TracebackException = None\nraise ValueError",
     "nowhere": "os.chdir('/tmp')\nsys.path[:] = []\nos.environ.clear()",
-    "no workspace": "for root, folders, files in os.walk('/workspace', topdown=False):\n    os.rmdir(root) if root != '/workspace' else 0",
+    "no folder to be in": "os.mkdir('/workspace/a')\nos.chdir('/workspace/a')\nos.rmdir('/workspace/a')",
     "fewer descriptors": "import resource\nresource.setrlimit(resource.RLIMIT_NOFILE, (60, 60))",
     "no file": "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))",
     "a collector": "import gc\ngc.callbacks.append(lambda *a: 1 / 0)\ngc.set_threshold(1)",
@@ -164,6 +164,13 @@ async def test_an_alarm_that_goes_off_later(attack: Attacker) -> None:
     assert fallout.of(ev.ACTION_FINISHED)[1]["error"]["kind"] in ("exception", "lost")
 
 
+CAUSES = """
+problem = None
+for number in range(1000):
+    try: raise ValueError(number) from problem
+    except ValueError as error: problem = error
+raise problem
+"""
 REPORTS = {
     "a repr that raises": ("class Odd:\n    def __repr__(self): raise OSError('no')\nOdd()", "exception"),
     "a repr that exits": ("class Odd:\n    def __repr__(self): raise SystemExit(3)\nOdd()", "exit"),
@@ -178,12 +185,8 @@ REPORTS = {
         "class Odd(BaseException):\n    __name__ = 5\n    __cause__ = 5\n    args = 'x'\nraise Odd",
         "exception",
     ),
-    "a thousand causes": (
-        "problem = None\nfor number in range(1000):\n    try: raise ValueError(number) from problem\n"
-        "    except ValueError as error: problem = error\nraise problem",
-        "exception",
-    ),
-    "a cause of itself": ("problem = ValueError()\nproblem.__cause__ = ValueError()\nproblem.__cause__.__cause__ = problem\nraise problem", "exception"),
+    "a thousand causes": (CAUSES, "exception"),
+    "a cause of itself": ("a, b = ValueError(), ValueError()\na.__cause__, b.__cause__ = b, a\nraise a", "exception"),
     "a group of 20,000": ("raise ExceptionGroup('x', [ValueError(n) for n in range(20_000)])", "exception"),
     "frames without end": ("def f(n): return f(n + 1)\nf(0)", "exception"),
     "a syntax of 900 brackets": ("eval('(' * 900 + ')' * 900)", "exception"),
@@ -205,15 +208,32 @@ async def test_what_is_reported_is_bounded(attack: Attacker, code: str, kind: st
 
 AFTER = {
     "a child that computes": "if os.fork() == 0:\n    while True: pass",
-    "threads that compute": "def spin():\n    while True: pass\nfor _ in range(3): threading.Thread(target=spin, daemon=True).start()",
+    "threads that compute": """
+def spin():
+    while True: pass
+for _ in range(3): threading.Thread(target=spin, daemon=True).start()
+""",
     "a child that writes for ever": "if os.fork() == 0:\n    while True: os.write(1, b'still here\\n' * 1000)",
-    "a thread that writes for ever": (
-        "def write():\n    while True: print('still here', flush=True)\nthreading.Thread(target=write, daemon=True).start()"
-    ),
-    "a child that writes frames": "if os.fork() == 0:\n    while True: send({'t': 'display', 'bundle': {'text/plain': 'x'}})",
-    "a child that forks": "if os.fork() == 0:\n    while True:\n        try: os.fork() or os._exit(0)\n        except OSError: pass",
-    "children without a parent": "for _ in range(50):\n    if os.fork() == 0: os.setsid(); os.fork(); time.sleep(60)",
-}  # fmt: skip
+    "a thread that writes for ever": """
+def write():
+    while True: print("still here", flush=True)
+threading.Thread(target=write, daemon=True).start()
+""",
+    "a child that writes frames": """
+if os.fork() == 0:
+    while True: send({"t": "display", "bundle": {"text/plain": "x"}})
+""",
+    "a child that forks": """
+if os.fork() == 0:
+    while True:
+        try: os.fork() or os._exit(0)
+        except OSError: pass
+""",
+    "children without a parent": """
+for _ in range(50):
+    if os.fork() == 0: os.setsid(); os.fork(); time.sleep(60)
+""",
+}
 
 
 @pytest.mark.parametrize("code", AFTER.values(), ids=AFTER.keys())

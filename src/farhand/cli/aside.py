@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import BinaryIO, TextIO
@@ -14,14 +13,13 @@ from farhand.cli.terminal import Output
 
 
 class Aside(io.TextIOBase):
-    """Takes the place of `sys.stdout`: what is printed goes to standard error, or to `show` once that is set.
+    """Takes the place of `sys.stdout`: what is printed goes to `output`, standard error, or to `show` once that is set.
 
     `show` is called on the thread that prints.
     """
 
     def __init__(self, stream: TextIO) -> None:
-        self._stream, self._output = stream, Output(stream)
-        self._lock = threading.Lock()
+        self._stream, self.output = stream, Output(stream)
         self.show: Callable[[str], object] | None = None
 
     @property
@@ -36,8 +34,7 @@ class Aside(io.TextIOBase):
         if self.show is not None:
             self.show(text)
         else:
-            with self._lock:
-                self._output.write(text)
+            self.output.write(text)
         return len(text)
 
     def writable(self) -> bool:

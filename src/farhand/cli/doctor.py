@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import sys
 import textwrap
 from dataclasses import asdict, dataclass, field
@@ -18,6 +19,7 @@ from farhand.home import farhand_home
 from farhand.sandbox.environment import DEFAULT, path_of
 from farhand.sandbox.local.probe import Report, Wall, probe
 
+_COLUMN: Final = re.compile(r" *\S+(?: \S+){0,3} {2,}(?=\S)")
 _JAIL_OPEN: Final = (
     "a defect of the Linux kernel, which all boxes and this machine share",
     "what can be learned from timing, caches and the load of the machine",
@@ -164,7 +166,10 @@ class _Marks:
     def line(self, text: str, *, indent: int = 0, hanging: int = 0) -> None:
         text = sanitise(text) if self._terminal else text
         for line in text.split("\n"):
-            print("\n".join(self._wrapped(line, " " * indent, " " * (indent + hanging))))
+            # What follows two spaces inside a line is a column of its own.
+            column = _COLUMN.match(line)
+            further = hanging + (len(column[0]) if column is not None else 0)
+            print("\n".join(self._wrapped(line, " " * indent, " " * (indent + further))))
 
     def _wrapped(self, line: str, first: str, later: str) -> list[str]:
         """On a terminal, lines that fit; broken at spaces alone, so that paths stay whole."""

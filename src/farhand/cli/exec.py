@@ -13,7 +13,7 @@ from typing import TextIO
 
 from farhand import registry
 from farhand.cli.advice import for_command_line
-from farhand.cli.aside import Aside, standard_output
+from farhand.cli.aside import standard_output
 from farhand.cli.display import figure, picture
 from farhand.cli.exits import INTERRUPTED, on_stop, say
 from farhand.cli.out import OutFolder, not_kept, told
@@ -81,7 +81,9 @@ def execute(program: Program) -> int:
         # Built here because it takes a minute the first time, and a person wants to see why.
         with Progress() as progress:
             build(parts.environment, home, progress)
-        return asyncio.run(_run(parts, Screen(stream, parts.out), aside))
+        screen = Screen(stream, parts.out)
+        aside.output = screen.errors
+        return asyncio.run(_run(parts, screen))
 
 
 def read_source(name: str) -> str:
@@ -119,12 +121,10 @@ def _check_memory(asked_mb: int) -> None:
         say(f"farhand: --memory {asked_mb} is more than this machine has, {there_mb:,} MB")
 
 
-async def _run(parts: Parts, screen: Screen, aside: Aside) -> int:
+async def _run(parts: Parts, screen: Screen) -> int:
     main = asyncio.current_task()
     assert main is not None
     on_stop(main.cancel)
-    loop = asyncio.get_running_loop()
-    aside.show = lambda text: loop.call_soon_threadsafe(screen.tool_said, text)
     try:
         with tempfile.TemporaryDirectory(prefix="farhand-out-") as folder:
             kept = Path(folder) if parts.out is not None else None
@@ -139,13 +139,11 @@ async def _run(parts: Parts, screen: Screen, aside: Aside) -> int:
                 files=parts.files,
                 keep=kept,
             )
-            await asyncio.sleep(0)  # what a tool printed last is shown
             screen.end(result, kept)
     except asyncio.CancelledError:
         screen.stop()
         return INTERRUPTED
     finally:
-        aside.show = None
         await parts.sandbox.close()
     return result.exit_code
 
@@ -159,8 +157,9 @@ class Screen:
         self._folder = out
         self._figures = 0
 
-    def tool_said(self, text: str) -> None:
-        self._err.write(text)
+    @property
+    def errors(self) -> Output:
+        return self._err
 
     def event(self, event: CellEvent) -> None:
         match event.kind:

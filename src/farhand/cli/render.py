@@ -109,7 +109,8 @@ class Renderer:
 
     def tool_said(self, text: str) -> None:
         """What one of the person's own tools printed."""
-        self._close_speech()
+        if self._stream != TOOL:
+            self._close_speech()
         self._output(TOOL, text)
 
     def note(self, text: str) -> None:

@@ -87,8 +87,8 @@ class _BuiltIn(CodeAgent):
 class View:
     """Where a turn is shown. This one shows nothing: it counts, and keeps figures in files."""
 
-    said_by_itself = False
-    """Whether it says how a turn ended that was not answered."""
+    speaks = False
+    """Whether it says how a turn ended that was not answered, and what tools print."""
 
     def __init__(self, stream: TextIO, home: Path, out: OutFolder | None = None) -> None:
         self.stream, self.out = stream, out
@@ -125,8 +125,7 @@ class View:
         return
 
     def tool_said(self, text: str) -> None:
-        sys.stderr.write(text)
-        sys.stderr.flush()
+        """What one of the person's tools printed; only a view that `speaks` is told."""
 
     def end(self) -> None:
         if self.out is not None and self.tally.session_id:
@@ -163,7 +162,7 @@ class AnswerView(View):
 class PersonView(View):
     """The whole course of it, for a person; the answer as well where standard output is the terminal."""
 
-    said_by_itself = True
+    speaks = True
 
     def __init__(self, stream: TextIO, home: Path, out: OutFolder | None = None) -> None:
         from farhand.cli.page import Page, console_on
@@ -313,7 +312,8 @@ class Turn:
         on_stop(self._interrupt)
         ticking = asyncio.create_task(self._tick())
         loop = asyncio.get_running_loop()
-        aside.show = lambda text: loop.call_soon_threadsafe(self._view.tool_said, text)
+        if self._view.speaks:
+            aside.show = lambda text: loop.call_soon_threadsafe(self._view.tool_said, text)
         try:
             await self._follow()
             self._view.end()
@@ -364,7 +364,7 @@ class Turn:
         if self._end.type == ev.TURN_ANSWERED:
             return OK
         error = self._end.data.get("error") or {}
-        if not self._view.said_by_itself:
+        if not self._view.speaks:
             say(_told(error) if self._end.type == ev.TURN_FAILED else "farhand: stopped")
         if self._end.type == ev.TURN_CANCELLED:
             return INTERRUPTED

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import IO, Final, TextIO
@@ -120,33 +121,38 @@ class _Line:
 class Output:
     """Standard output or error, for text of a guest: exact bytes into files and pipes, fit for a terminal on one.
 
-    With `beside`, another stream that may lead to the same place: a line of ours then begins anew after either.
+    With `beside`, another stream that may lead to the same place: a line of ours then begins anew after either. Threads
+    may write at once.
     """
 
     def __init__(self, stream: TextIO, beside: Output | None = None) -> None:
         self._stream = stream
         self._guest = GuestStream(bars=True) if is_terminal(stream) else None
+        self._lock = threading.RLock()
         self._line: _Line = beside._line if beside is not None and same_place(stream, beside._stream) else _Line()
 
     def write(self, text: str) -> None:
-        if self._guest is None:
-            self._put(text)
-            return
-        shown = self._guest.feed(text)
-        if shown.over:
-            self._put(ERASE_LINE if can_erase() else "\n")
-        self._put(shown.text)
+        with self._lock:
+            if self._guest is None:
+                self._put(text)
+                return
+            shown = self._guest.feed(text)
+            if shown.over:
+                self._put(ERASE_LINE if can_erase() else "\n")
+            self._put(shown.text)
 
     def line(self, text: str) -> None:
         """A line of ours with a guest's text in it; what stands open before it is finished first."""
-        self.finish()
-        if self._line.open:
-            self._put("\n")
-        self._put((sanitise(text) if self._guest is not None else text) + "\n")
+        with self._lock:
+            self.finish()
+            if self._line.open:
+                self._put("\n")
+            self._put((sanitise(text) if self._guest is not None else text) + "\n")
 
     def finish(self) -> None:
-        if self._guest is not None:
-            self._put(self._guest.flush())
+        with self._lock:
+            if self._guest is not None:
+                self._put(self._guest.flush())
 
     def _put(self, text: str) -> None:
         if text:

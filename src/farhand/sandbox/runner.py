@@ -2672,6 +2672,7 @@ class Worker:
         linecache.cache.pop(title, None)
         self._titles.clear()
         self._told = None
+        self._rehearsed = True
 
     def serve(self) -> None:
         """Until the supervisor is gone."""
@@ -2830,11 +2831,16 @@ class Worker:
         self._main.__dict__["__name__"] = "__main__"
         sys.modules["__main__"] = self._main
         sys.excepthook, sys.displayhook = self._hooks
-        # The functions of `signal` make enums of what they return, which takes longer than all the rest.
-        _signal.pthread_sigmask(signal.SIG_UNBLOCK, (_SIGINT,))
+        if self._rehearsed:
+            self._hear()
+        self._output.restore()
+
+    def _hear(self) -> None:
+        """Take interrupts."""
+        # The functions of `signal` make enums of what they return, which takes longer than all the rest of `_restore`.
         if _signal.getsignal(_SIGINT) is not self._on_sigint:
             _signal.signal(_SIGINT, self._on_sigint)
-        self._output.restore()
+        _signal.pthread_sigmask(signal.SIG_UNBLOCK, (_SIGINT,))
 
     # -- its end --
 
@@ -2947,11 +2953,13 @@ def _rehearse_once(sock: socket.socket) -> None:
 
 def worker_main(fd: int) -> NoReturn:
     """Be the worker whose channel is the stream socket `fd`. Descriptors 0 to 2 are in place. Ends the process."""
+    # The first action may have been sent already, and an interrupt of it: that is heard once the rehearsal is over.
+    _signal.pthread_sigmask(signal.SIG_BLOCK, (_SIGINT,))
     try:
         worker = Worker(socket.socket(fileno=fd))
         os.register_at_fork(after_in_child=worker._channel._after_fork)
         worker.rehearse([])
-        signal.signal(signal.SIGINT, worker._on_sigint)
+        worker._hear()
         while True:
             try:
                 worker.serve()

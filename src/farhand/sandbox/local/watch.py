@@ -6,8 +6,8 @@ between two looks may be missed.
 
 Memory is anonymous and shared anonymous memory and page tables. The cheap sum over processes counts a page that
 several share several times; only when that sum passes the bound are shares counted (smaps_rollup), in steps that end
-as soon as the bound is certainly passed. Pages of files on the box's disk are the disk's, not the memory's. Each socket counts
-with what it can hold.
+as soon as the bound is certainly passed. Pages of files on the box's disk are the disk's, not the memory's. Sockets
+count with what they can hold.
 """
 
 from __future__ import annotations
