@@ -46,7 +46,7 @@ MUTANTS = (
     ),
     Mutant(
         "no generation check in the box",
-        "src/farhand/sandbox/runner.py",
+        "src/farhand/sandbox/runner/supervisor.py",
         "GENERATION",
         "GENERATION",
         ("tests/test_hand.py", "tests/test_runner.py"),

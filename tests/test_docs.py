@@ -29,12 +29,12 @@ from farhand.errors import FarhandError
 from farhand.limits import Limits
 from farhand.model.local import missing, weights_path
 from farhand.registry import DEFAULT_OPENAI_MODEL
-from farhand.sandbox import runner
 from farhand.sandbox.environment import BARE, DEFAULT, path_of
 from farhand.sandbox.local.lifecycle import IDLE_S, SWEEP_S
 from farhand.sandbox.local.pool import FORKS
 from farhand.sandbox.local.zygote import BoxSpec
 from farhand.sandbox.port import Sandbox
+from farhand.sandbox.runner import bounds
 from farhand.testing import ScriptedModel, code
 from farhand.testing.models import Item
 from farhand.tool import tool
@@ -256,10 +256,10 @@ NUMBERS = (
     ("docs/protocol.md", f"({limits.SPOOL_BYTES >> 20} MiB; when full"),
     ("docs/protocol.md", f"at most {limits.FRAME_BYTES >> 20} MiB a line"),
     ("docs/protocol.md", f"at most {limits.OUT_CHUNK_BYTES >> 10} KiB of text"),
-    ("docs/protocol.md", f"the last {runner.RAN_KEPT:,} action ids"),
-    ("docs/protocol.md", f"nesting deeper than {runner.DEPTH}"),
+    ("docs/protocol.md", f"the last {bounds.RAN_KEPT:,} action ids"),
+    ("docs/protocol.md", f"nesting deeper than {bounds.DEPTH}"),
     ("SECURITY.md", f"replaced after {FORKS:,} boxes"),
-    ("SECURITY.md", f"looks every {runner.TICK_SAMPLED_S * 1000:g} ms"),
+    ("SECURITY.md", f"looks every {bounds.TICK_SAMPLED_S * 1000:g} ms"),
     ("SECURITY.md", f"({BoxSpec().file_descriptors} a process)"),
 )
 

@@ -1,4 +1,4 @@
-"""The runner's supervisor against a worker that the test plays itself, and its frames, reactor and files."""
+"""The runner's supervisor against a worker that the test plays itself."""
 
 from __future__ import annotations
 
@@ -13,113 +13,14 @@ from typing import Any
 
 import pytest
 
-from farhand.sandbox import runner
-from farhand.sandbox.runner import DirectoryFiles, FrameError, Reactor, Supervisor, Usage, dump_frame, parse_frame
+from farhand.sandbox.runner.bounds import FRAME_BYTES, SPOOL_BYTES
+from farhand.sandbox.runner.frame import Lines, dump_frame
+from farhand.sandbox.runner.hands import Usage
+from farhand.sandbox.runner.reactor import Reactor
+from farhand.sandbox.runner.supervisor import Supervisor
+from farhand.sandbox.runner.workspace import DirectoryFiles
 
 PATIENCE_S = 5.0
-
-
-# --- frames ---
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b"",
-        b"\n",
-        b"null\n",
-        b"5\n",
-        b"[]\n",
-        b"{}\n",
-        b'{"t":5}\n',
-        b'{"t":"x","a":NaN}\n',
-        b'{"t":"x","a":-Infinity}\n',
-        b'{"t":"x","a":1e999}\n',
-        b'{"t":"x","a":' + b"9" * 400 + b".5}\n",
-        b'{"t":"x","a":' + b"9" * 10_000 + b"}\n",
-        b'{"t":"x","a":"\\ud800"}\n',
-        b'{"t":"x","\\uDC00":1}\n',
-        b'{"t":"x","a":' + b"[" * 200 + b"]" * 200 + b"}\n",
-        b'{"t":"x","a":' + b"[" * 100_000 + b"\n",
-        b'{"t":"x","a":' + b'{"a":' * 100_000 + b"\n",
-        b'{"t":"x","a":"\xc3\xa9"}\n',
-        b'{"t":"x"\n',
-        b'{"t":"x"}{}\n',
-        b'{"t":"x","a":"' + b"a" * runner.FRAME_BYTES + b'"}\n',
-    ],
-)
-def test_lines_that_are_no_frames(line: bytes) -> None:
-    with pytest.raises(FrameError):
-        parse_frame(line)
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        b'{"t":"x","a":' + b"[" * 199 + b"]" * 199 + b"}\n",
-        b'{"t":"x","a":"' + b"[" * 10_000 + b'"}\n',
-        b'{"t":"x","a":"\\"' + b"[{" * 10_000 + b'\\\\"}\n',
-        b'{"t":"x","a":"\\ud83d\\ude00"}\n',
-        b'{"t":"x","a":1e308,"b":[[],[],{}]}\n',
-        b'{"t":"x","a":[' + b"[]," * 100_000 + b"1]}\n",
-    ],
-)
-def test_lines_that_are_frames(line: bytes) -> None:
-    assert dump_frame(parse_frame(line))
-
-
-def test_checking_the_worst_line_takes_no_longer_than_a_step_may() -> None:
-    lines = [
-        b'{"t":"x","a":[' + b"[]," * 340_000 + b"1]}\n",
-        b'{"t":"x","a":"' + b'[\\"' * 340_000 + b'"}\n',
-        b'{"t":"x","a":[' + b'"[",' * 250_000 + b"1]}\n",
-    ]
-    for line in lines:
-        started = time.process_time()
-        parse_frame(line)
-        assert time.process_time() - started < 0.5
-
-
-def test_a_frame_that_cannot_be_sent() -> None:
-    for bad in ({"t": "x", "a": float("nan")}, {"t": "x", "a": {1, 2}}, {"t": "x", "a": "x" * runner.FRAME_BYTES}):
-        with pytest.raises(FrameError):
-            dump_frame(bad)
-
-
-def test_lines_are_found_whatever_the_pieces() -> None:
-    for step in (1, 2, 7, 100):
-        lines, text, found = runner.Lines(), b"one\ntwo\n\nlast", []
-        for start in range(0, len(text), step):
-            lines.feed(text[start : start + step])
-            while (line := lines.take()) is not None:
-                found.append(line)
-        assert found == [b"one\n", b"two\n", b"\n"]
-
-
-# --- reactor ---
-
-
-def test_timers_come_in_their_order_and_after_descriptors() -> None:
-    reactor, seen = Reactor(), []
-    ours, theirs = socket.socketpair()
-    try:
-        reactor.call_later(0.02, lambda: seen.append("late"))
-        reactor.call_later(0.0, lambda: seen.append("early"))
-        reactor.call_later(0.0, lambda: seen.append("never")).cancel()
-        reactor.call_later(0.03, reactor.stop)
-        reactor.watch(ours.fileno(), runner.READ, lambda mask: seen.append(ours.recv(9).decode()))
-        theirs.send(b"read")
-        reactor.call_soon(lambda: seen.append("soon"))
-        reactor.run()
-        assert seen == ["read", "soon", "early", "late"]
-        reactor.watch(ours.fileno(), 0, lambda mask: None)
-    finally:
-        reactor.close()
-        ours.close()
-        theirs.close()
-
-
-# --- the supervisor ---
 
 
 class ScriptedHands:
@@ -165,7 +66,7 @@ class Peer:
 
     def __init__(self, rig: Rig, sock: socket.socket) -> None:
         self._rig, self.sock = rig, sock
-        self._lines = runner.Lines()
+        self._lines = Lines()
         sock.setblocking(False)
 
     def send(self, *frames: dict[str, Any]) -> None:
@@ -397,7 +298,7 @@ BAD_FRAMES: list[bytes | dict[str, Any]] = [
     b'{"t":"call","call":"c1","tool":"tool","args":[NaN],"kwargs":{}}\n',
     b'{"t":"call","call":"c1","tool":"tool","args":["\\ud800"],"kwargs":{}}\n',
     b'{"t":"call","call":"c1","tool":"tool","args":' + b"[" * 300 + b"]" * 300 + b',"kwargs":{}}\n',
-    b"x" * (2 * runner.FRAME_BYTES),
+    b"x" * (2 * FRAME_BYTES),
     b'{"t":"answer","value":1e999,"repr":"1"}\n',
     b'{"t":"answer","value":[' + b"1e15," * 190_000 + b'1],"repr":"1"}\n',
     {"t": "out", "text": "forged", "stream": "stdout"},
@@ -485,11 +386,11 @@ def test_a_full_spool_cuts_output_and_holds_calls_back(rig: Rig) -> None:
         os.write(rig.stdout, b"x" * 60_000)
         while not _drained(rig):
             rig.reactor.step(0.01)
-    assert runner.SPOOL_BYTES <= rig.supervisor.spool.size < runner.SPOOL_BYTES + 200_000
+    assert SPOOL_BYTES <= rig.supervisor.spool.size < SPOOL_BYTES + 200_000
     rig.worker.send(call(1), done())
     for _ in range(10):
         rig.reactor.step(0.01)
-    assert rig.supervisor.spool.size < runner.SPOOL_BYTES + 200_000
+    assert rig.supervisor.spool.size < SPOOL_BYTES + 200_000
     got = 0
     while True:
         frame = peer.take()
@@ -719,47 +620,3 @@ def test_a_long_listing_comes_in_parts(rig: Rig, tmp_path: Path) -> None:
     assert (len(seen), parts >= 3) == (4500, True)
     peer.send({"t": "take", "gen": 1, "id": "x", "path": None, "offset": 17})
     assert peer.take()["ok"] is False
-
-
-# --- files below a folder ---
-
-
-@pytest.fixture
-def files(tmp_path: Path) -> Iterator[DirectoryFiles]:
-    fd = os.open(tmp_path, os.O_RDONLY)
-    yield DirectoryFiles(fd)
-    os.close(fd)
-
-
-def test_writing_replaces_a_link_and_does_not_follow_it(files: DirectoryFiles, tmp_path: Path) -> None:
-    outside = tmp_path.parent / "outside"
-    outside.write_text("untouched")
-    (tmp_path / "name").symlink_to(outside)
-    files.write("name", 0, b"new", 0o777, True)
-    assert outside.read_text() == "untouched"
-    assert (tmp_path / "name").read_text() == "new"
-    (tmp_path / "way").symlink_to(tmp_path.parent)
-    with pytest.raises(OSError):
-        files.write("way/outside", 0, b"new", 0o644, True)
-    assert outside.read_text() == "untouched"
-
-
-def test_set_user_id_is_not_kept(files: DirectoryFiles, tmp_path: Path) -> None:
-    files.write("tool", 0, b"", 0o6755, True)
-    assert (tmp_path / "tool").stat().st_mode & 0o7777 == 0o755
-
-
-def test_names_that_are_not_utf8_are_left_out(files: DirectoryFiles, tmp_path: Path) -> None:
-    with open(os.fsencode(tmp_path) + b"/\xff\xfe", "w"):
-        pass
-    (batch,) = files.walk()
-    assert batch.entries == []
-    assert batch.left_out == [{"path": "\\udcff\\udcfe", "reason": "its name is not UTF-8"}]
-
-
-def test_folders_that_go_too_deep_are_left_out(files: DirectoryFiles, tmp_path: Path) -> None:
-    files.make_folder("/".join("d" * 100))
-    os.makedirs(tmp_path / "/".join("d" * 100) / "d" / "d")
-    batches = list(files.walk())
-    assert sum(len(batch.entries) for batch in batches) == 100
-    assert [left["reason"] for batch in batches for left in batch.left_out] == ["deeper than 100 folders"]

@@ -37,7 +37,7 @@ BLOB_TEMP_S = 60.0
 BLOBS_REMEMBERED = 10_000
 """Names of blobs that this process knows to be durable."""
 
-# The wire between harness and box (docs/protocol.md). runner.py repeats the first four: it imports nothing of ours.
+# The wire between harness and box (docs/protocol.md). sandbox/runner/bounds.py repeats the first four.
 FRAME_BYTES = 1 * MIB
 SPOOL_BYTES = 4 * MIB
 OUT_CHUNK_BYTES = 32 * KIB

@@ -28,7 +28,7 @@ from farhand.sandbox.local.lifecycle import Options
 from farhand.sandbox.local.request import Outfit
 from farhand.sandbox.local.sandbox import LocalSandbox
 from farhand.sandbox.local.zygote import BoxSpec
-from farhand.sandbox.runner import Reactor
+from farhand.sandbox.runner.reactor import Reactor
 from leftovers import hosts
 
 from .conftest import NewLocal

@@ -7,6 +7,7 @@ Its source is given to the zygote. Code runs as `__main__`, its names live on.
 from __future__ import annotations
 
 import json
+import signal
 import socket
 import sys
 import traceback
@@ -19,6 +20,7 @@ def practise() -> None:
 
 
 def worker_main(descriptor: int) -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     stream = socket.socket(fileno=descriptor).makefile("rwb", buffering=0)
     main = sys.modules["__main__"] = types.ModuleType("__main__")
     while True:

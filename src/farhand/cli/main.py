@@ -36,7 +36,9 @@ def _with_dashes(error: click.NoSuchOption) -> click.NoSuchOption:
     if command not in ("run", "exec"):
         return error
     what, shown = ("task", '"-5 + 3"') if command == "run" else ("file", "-name.py")
-    said = f"{error.message}. A {what} that begins with a dash comes after --:  farhand {command} -- {shown}"
+    said = (
+        f"{error.message.rstrip('.')}. A {what} that begins with a dash comes after --:  farhand {command} -- {shown}"
+    )
     return click.NoSuchOption(error.option_name, said, error.possibilities, error.ctx)
 
 

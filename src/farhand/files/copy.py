@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 from farhand.errors import SandboxError, SandboxLost
 from farhand.limits import COPY_LEFT_OUT, FILE_CHUNK_BYTES, Limits
 from farhand.sandbox.hand import Entry, Hand, safe_path
-from farhand.sandbox.runner import DirectoryFiles
+from farhand.sandbox.runner.workspace import DirectoryFiles
 
 Manifest: TypeAlias = dict[str, Entry]
 """What the box said of each file when it was copied last."""

@@ -58,8 +58,8 @@ EXAMPLES = (
 three times as long got no more right and took three times as long to read."""
 
 NOTE = (
-    "The small local model (SmolLM2-135M) solves one-line tasks only and is often wrong: it shows that all is installed. "
-    "For more, set OPENAI_API_KEY or choose a --model."
+    "The small local model (SmolLM2-135M) solves one-line tasks only, and is often wrong: it shows that the "
+    "installation works. For more, set OPENAI_API_KEY or choose a --model."
 )
 
 

@@ -12,7 +12,7 @@ from typing import TypeAlias
 from farhand.errors import Fenced, ProtocolViolation, SandboxError, SandboxLost
 from farhand.limits import FRAME_BYTES
 from farhand.sandbox.port import Attached, Frame
-from farhand.sandbox.runner import FrameError, dump_frame, parse_frame
+from farhand.sandbox.runner.frame import FrameError, dump_frame, parse_frame
 
 VERSION = 1
 

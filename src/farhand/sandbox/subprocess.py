@@ -33,7 +33,7 @@ from farhand.sandbox import port
 from farhand.sandbox.environment import Built, Environment, build
 from farhand.sandbox.program import program_text
 from farhand.sandbox.protocol import SocketFrames
-from farhand.sandbox.runner import descendants, end_tree
+from farhand.sandbox.runner.process import descendants, end_tree
 
 _ENVIRON = ("LANG", "LC_ALL", "LC_CTYPE", "TZ", "OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
 """Variables of the harness that a box sees; everything else it does not."""

@@ -166,6 +166,8 @@ def work(order: Order, birth: Birth, ends: Ends) -> NoReturn:
         syscall.perform(birth.worker_gives_up)
         step = "program"
         signal.signal(signal.SIGINT, signal.default_int_handler)
+        # From the answer on there may be interrupts. The worker's program hears them when it is ready to.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         os.chdir("/workspace")
         birth.answer(ends, {"token": order.token, "ok": True}, [*pidfds, *ends.outer(), *folders])
     except BaseException as error:

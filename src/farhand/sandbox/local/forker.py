@@ -390,11 +390,10 @@ def _load_worker(source: str) -> box.WorkerMain:
     the first time there (imports, caches, specialised code) is then shared by all boxes, about 0.7 MB of each."""
     module = types.ModuleType("__worker__")
     exec(compile(source, "<worker>", "exec"), module.__dict__)
-    program = module.__dict__.get("runner", module)
-    practise = getattr(program, "practise", None)
+    practise = module.__dict__.get("practise")
     if practise is not None:
         practise()
-    found: box.WorkerMain = program.worker_main
+    found: box.WorkerMain = module.__dict__["worker_main"]
     return found
 
 

@@ -9,7 +9,8 @@ from typing import Any
 from farhand.sandbox.local import syscall, watch
 from farhand.sandbox.local.cgroup import BoxCgroup
 from farhand.sandbox.local.zygote import BoxHandles, BoxSpec
-from farhand.sandbox.runner import DirectoryFiles, Usage
+from farhand.sandbox.runner.hands import Usage
+from farhand.sandbox.runner.workspace import DirectoryFiles
 
 LOOK_S = 0.002
 """Without a control group a look at a box walks over its processes: two looks are at least this far apart."""
@@ -34,7 +35,7 @@ class AsOwner:
 
 
 class JailHands:
-    """`Hands` of the host (runner.py) over one box. Without a group that counts memory, `usage` is what bounds it."""
+    """`Hands` of the host over one box. Without a group that counts memory, `usage` is what bounds it."""
 
     def __init__(self, handles: BoxHandles, spec: BoxSpec, group: BoxCgroup | None) -> None:
         self._handles = handles

@@ -26,7 +26,8 @@ from farhand.sandbox.local.hosted import HostedBox
 from farhand.sandbox.local.lifecycle import LOG_BYTES, Options
 from farhand.sandbox.local.pool import Pool, Starter
 from farhand.sandbox.local.request import Outfit, Request
-from farhand.sandbox.runner import FRAME_BYTES, READ, READ_BYTES, WRITE, Reactor
+from farhand.sandbox.runner.bounds import FRAME_BYTES, READ_BYTES
+from farhand.sandbox.runner.reactor import READ, WRITE, Reactor
 
 CALLERS = 4000
 ACCEPTED_AT_ONCE = 64

@@ -14,7 +14,8 @@ from typing import Any
 from farhand.sandbox.local.cgroup import BoxCgroup
 from farhand.sandbox.local.hands import JailHands
 from farhand.sandbox.local.zygote import BoxHandles, BoxSpec
-from farhand.sandbox.runner import READ, Reactor, Supervisor, Timer
+from farhand.sandbox.runner.reactor import READ, Reactor, Timer
+from farhand.sandbox.runner.supervisor import Supervisor
 
 STATUS_BYTES = 4096
 

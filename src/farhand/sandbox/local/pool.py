@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from farhand.errors import FarhandError, SandboxError
-from farhand.sandbox import runner
 from farhand.sandbox.local.cgroup import BoxCgroup, Cgroups
 from farhand.sandbox.local.hosted import HostedBox, Log, new_box_id
 from farhand.sandbox.local.request import Outfit
 from farhand.sandbox.local.zygote import UID_BASE, UIDS, BoxHandles, BoxSpec, Zygote, ZygoteSpec
 from farhand.sandbox.program import program_text
-from farhand.sandbox.runner import READ, Reactor
+from farhand.sandbox.runner.reactor import READ, Reactor
+from farhand.sandbox.runner.worker import PRELOAD
 
 FORKS = 2000
 """Boxes of one zygote before a fresh one takes over: what is forked from one shares its addresses and its hash seed."""
@@ -214,7 +214,7 @@ class Pool:
             version=outfit.version,
             site=Path(outfit.site) if outfit.site else None,
             mplconfig=Path(outfit.mplconfig) if outfit.mplconfig else None,
-            preload=tuple(dict.fromkeys((*runner.PRELOAD, *outfit.preload))),
+            preload=tuple(dict.fromkeys((*PRELOAD, *outfit.preload))),
             uid_base=self._starter.uid_base(),
         )
 

@@ -61,11 +61,11 @@ main, plan = load(); main(int(sys.argv[1]), plan)
 class ZygoteSpec:
     """What all boxes of one environment share.
 
-    `worker` is the source of a program that defines `worker_main(descriptor)`, itself or in a module it calls
-    `runner`; a `practise()` beside it, if there is one, runs once in the zygote and must leave no trace. `python` is
-    an interpreter's real path and `prefix` its prefix; None for the one that runs now. `site` holds the environment's
-    packages, `mplconfig` a font cache for matplotlib. `preload` modules are imported once, in the zygote, inside the
-    walls of its own namespaces. `environ` is added to the boxes' environment and visible to guest code.
+    `worker` is the source of a program that defines `worker_main(descriptor)`; a `practise()` beside it, if there is
+    one, runs once in the zygote and must leave no trace. `python` is an interpreter's real path and `prefix` its
+    prefix; None for the one that runs now. `site` holds the environment's packages, `mplconfig` a font cache for
+    matplotlib. `preload` modules are imported once, in the zygote, inside the walls of its own namespaces. `environ` is
+    added to the boxes' environment and visible to guest code.
     """
 
     worker: str
