@@ -1,7 +1,7 @@
 """One rule turned off at a time, and the tests that must notice. Exit 1 when a mutant lives or cannot be made.
 
-`scripts/test-mutants [NAME…]`. A mutant is an edit of one place in a copy of the tree; its tests run there and must fail, and
-must pass without the edit (run once, before).
+`scripts/test-mutants [NAME…]`. A mutant is an edit of one place in a copy of the tree. Its tests run there twice:
+without the edit they must pass, with it they must fail.
 """
 
 from __future__ import annotations
@@ -31,34 +31,55 @@ MUTANTS = (
     Mutant(
         "intent after dispatch",
         "src/farhand/act.py",
-        "        events = intention(self._session.state, action, self._outfit.tools, frame, hand.box_id)\n",
-        "        events = intention(self._session.state, action, self._outfit.tools, frame, hand.box_id)\n"
-        "        self._outfit.tools[frame['tool']].function(*frame['args'])\n",
-        ("tests/test_agent.py", "tests/test_drivers.py"),
+        '        await self._session.append(*events)\n        await recorder.logged(frame["n"])\n',
+        '        tool = self._outfit.tools.get(frame["tool"])\n'
+        "        if tool is not None:\n"
+        '            tool.function(*frame["args"])\n'
+        '        await self._session.append(*events)\n        await recorder.logged(frame["n"])\n',
+        ("tests/test_agent.py",),
     ),
     Mutant(
         "ack before append",
         "src/farhand/record.py",
-        "            await self._session.append(NewEvent(ev.ACTION_WROTE, data))\n",
-        "            await self._hand.ack(frame)\n            await asyncio.sleep(0.2)\n"
-        "            await self._session.append(NewEvent(ev.ACTION_WROTE, data))\n",
+        "        await self._session.append(NewEvent(ev.ACTION_WROTE, data))\n",
+        "        await self._hand.ack(told)\n        await self._session.append(NewEvent(ev.ACTION_WROTE, data))\n",
         ("tests/test_record.py",),
+    ),
+    Mutant(
+        "no generation check in the store",
+        "src/farhand/store/admission.py",
+        "    if generation < 1 or generation != row.generation:\n",
+        "    if generation < 1:\n",
+        ("tests/contract/test_store.py",),
     ),
     Mutant(
         "no generation check in the box",
         "src/farhand/sandbox/runner/supervisor.py",
-        "GENERATION",
-        "GENERATION",
-        ("tests/test_hand.py", "tests/test_runner.py"),
+        '        generation = whole_field(frame, "gen")\n        if generation < self.generation:\n',
+        '        generation = whole_field(frame, "gen")\n        if False:\n',
+        ("tests/test_runner.py", "tests/test_hand.py"),
     ),
     Mutant(
-        "lease ignored",
+        "lease ignored by the store",
+        "src/farhand/store/admission.py",
+        "    if lease is not None and lease.generation == row.generation and now < lease.ends_at:\n",
+        "    if False:\n",
+        ("tests/contract/test_store.py",),
+    ),
+    Mutant(
+        "lease ignored before a tool",
         "src/farhand/call.py",
         "        if not self._lease_holds():\n            raise _LeaseOver\n",
         "        return\n",
         ("tests/test_call.py",),
     ),
-    Mutant("blob not fsynced", "src/farhand/files/blobs.py", "FSYNC", "FSYNC", ("tests/contract/test_blobs.py",)),
+    Mutant(
+        "blob not fsynced",
+        "src/farhand/files/blobs.py",
+        "    os.fsync(fd)\n",
+        "    return\n",
+        ("tests/contract/test_blobs.py",),
+    ),
     Mutant(
         "cut settled value",
         "src/farhand/call.py",
@@ -68,10 +89,26 @@ MUTANTS = (
         ("tests/test_call.py",),
     ),
     Mutant(
-        "seccomp off", "src/farhand/sandbox/local/seccomp.py", "SECCOMP", "SECCOMP", ("tests/jail/test_hardening.py",)
+        "seccomp off",
+        "src/farhand/sandbox/local/box.py",
+        "[syscall.no_capabilities(), seccomp.Filter(seccomp.program()).install]",
+        "[syscall.no_capabilities()]",
+        ("tests/jail/test_hardening.py",),
     ),
-    Mutant("netns off", "src/farhand/sandbox/local/box.py", "NETNS", "NETNS", ("tests/jail/test_hardening.py",)),
-    Mutant("quota off", "src/farhand/sandbox/local/mount.py", "QUOTA", "QUOTA", ("tests/jail",)),
+    Mutant(
+        "netns off",
+        "src/farhand/sandbox/local/box.py",
+        " | syscall.CLONE_NEWUTS | syscall.CLONE_NEWNET\n",
+        " | syscall.CLONE_NEWUTS\n",
+        ("tests/jail/test_hardening.py",),
+    ),
+    Mutant(
+        "quota off",
+        "src/farhand/sandbox/local/mount.py",
+        'f"size={size_bytes},nr_inodes={files + _OWN_INODES + len(seeds) * 2},mode=755"',
+        '"mode=755"',
+        ("tests/jail/test_sandbox.py", "tests/jail/test_zygote.py", "tests/jail/test_hardening.py"),
+    ),
     Mutant(
         "an adapter imported from the core",
         "src/farhand/loop.py",

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from driving import opened, still_works
 from farhand import event as ev
 from farhand.limits import MIB
+from farhand.sandbox.local.sandbox import LocalSandbox
 
 from .attack import FOREVER, Attacker, memory_grows_at_most
 
@@ -155,6 +157,16 @@ for _ in range(3): threading.Thread(target=change, daemon=True).start()
 @pytest.mark.parametrize("code", SURVIVED.values(), ids=SURVIVED.keys())
 async def test_what_is_done_to_the_interpreter_does_not_last(attack: Attacker, code: str) -> None:
     await attack(code)
+
+
+async def test_an_interrupt_as_soon_as_the_box_is_born(local: LocalSandbox) -> None:
+    for number in range(40):
+        async with opened(local) as hand:
+            await hand.run(f"act_{number}", "while True: pass", "<action 1>")
+            await hand.interrupt(f"act_{number}", "interrupt", 5.0)
+            frames = [frame async for frame in hand.frames()]
+            assert [(frame["error"]["kind"], frame["alive"]) for frame in frames] == [("interrupted", True)]
+            await still_works(hand)
 
 
 async def test_an_alarm_that_goes_off_later(attack: Attacker) -> None:

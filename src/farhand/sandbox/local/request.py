@@ -12,8 +12,8 @@ refuse one another.
 from __future__ import annotations
 
 import json
-from functools import lru_cache
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
