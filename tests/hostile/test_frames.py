@@ -299,7 +299,7 @@ async def test_frames_without_end(attack: Attacker, code: str) -> None:
         await asyncio.sleep(0.05)
     # An interrupt in the middle of a frame leaves half a line, which the real end then breaks on.
     assert (await running).kind in ("limit", "protocol")
-    assert worst < 1.0
+    assert worst < 3.0  # on a busy machine; some tenths of a second on an idle one
 
 
 NESTED = """

@@ -33,8 +33,11 @@ def _spawn_worker(config: dict[str, Any]) -> tuple[int, socket.socket, int, int]
     ours, theirs = socket.socketpair()
     out, err = os.pipe(), os.pipe()
     parent = os.getpid()
+    # An interrupt may come before the worker can hear it: `worker_main` lets it in.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     pid = os.fork()
     if pid:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         theirs.close()
         os.close(out[1])
         os.close(err[1])
