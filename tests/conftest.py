@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
         (home / name).symlink_to(real / name)
     config.stash[_HOME] = home
     os.environ["FARHAND_HOME"] = str(home)
-    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "FARHAND_MODEL"):
+    for name in ("OPENAI_API_KEY", "OPENAI_BASE_URL", "FARHAND_API_KEY", "FARHAND_MODEL"):
         os.environ.pop(name, None)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from farhand import event as ev
 from farhand import ledger, value
-from farhand.call import Caller, error_of, intention, run_tool
+from farhand.call import Caller, error_of, intention, start_tool
 from farhand.decide import Act, CallTool, decide
 from farhand.errors import Fenced, ToolFailed
 from farhand.event import NewEvent
@@ -254,7 +254,7 @@ async def test_a_tool_ends_itself_and_not_the_harness(problem: BaseException) ->
 
     for function in (sync_tool, async_tool):
         with pytest.raises(RuntimeError):
-            await run_tool(Tool.from_function(function), (), {})
+            await start_tool(Tool.from_function(function), (), {})
 
 
 def test_an_exception_without_a_text_is_shown_all_the_same() -> None:

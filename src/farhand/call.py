@@ -21,7 +21,7 @@ from farhand.errors import FarhandError, Fenced, ToolArgumentError, ToolTimedOut
 from farhand.event import NewEvent
 from farhand.limits import TOOL_CANCEL_S, TOOL_THREAD_IDLE_S, TOOL_TIMEOUT_S
 from farhand.sandbox.port import Frame
-from farhand.session import Session
+from farhand.session import Session, is_inline
 from farhand.state import Action, Effect, State
 from farhand.tool import BoundArguments, Tool, ToolContext
 
@@ -145,12 +145,15 @@ class Caller:
 
     async def _settle(self, effect: Effect, event: NewEvent) -> None:
         """Write the receipt down whatever happens to this task, then deliver."""
-        writing = asyncio.ensure_future(self._session.append(event))
-        try:
-            await asyncio.shield(writing)
-        except asyncio.CancelledError:
-            await asyncio.wait([writing], timeout=RECEIPT_S)
-            raise
+        if not self._session.appending and is_inline(event):
+            await self._session.append(event)  # handed to the store before anything can cancel it
+        else:
+            writing = asyncio.ensure_future(self._session.append(event))
+            try:
+                await asyncio.shield(writing)
+            except asyncio.CancelledError:
+                await asyncio.wait([writing], timeout=RECEIPT_S)
+                raise
         await self._deliver(effect)
 
     async def _intend_again(self, effect: Effect) -> None:
@@ -235,7 +238,7 @@ class Caller:
             idempotency_key=effect.key, session_id=self._session.id, deadline=time.monotonic() + timeout_s
         )
         args, kwargs = tool.call_arguments(bound, context)
-        work = asyncio.ensure_future(run_tool(tool, args, kwargs, self._permit))
+        work = start_tool(tool, args, kwargs, self._permit)
         told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(told)
         try:
@@ -268,21 +271,16 @@ async def _abandon(work: asyncio.Future[Any]) -> None:
     work.add_done_callback(lambda done: done.cancelled() or done.exception())
 
 
-async def run_tool(
+def start_tool(
     tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any], permit: Callable[[], None] = lambda: None
-) -> Any:
+) -> asyncio.Future[Any]:
     """An async tool on this loop; any other on a thread that has no other, which a time-out or a cancel leaves behind.
 
-    SystemExit and the like become RuntimeError: a tool ends itself, not the harness.
+    `permit` is called right before the tool. SystemExit and the like become RuntimeError: a tool ends itself, not the
+    harness.
     """
     if tool.is_async:
-        try:
-            permit()
-            return await tool.function(*args, **kwargs)
-        except (Exception, asyncio.CancelledError):
-            raise
-        except BaseException as problem:
-            raise RuntimeError(f"the tool raised {type(problem).__name__}: {problem}") from problem
+        return asyncio.ensure_future(_awaited(tool, args, kwargs, permit))
     loop = asyncio.get_running_loop()
     future: asyncio.Future[Any] = loop.create_future()
 
@@ -291,18 +289,32 @@ async def run_tool(
             permit()
             outcome: tuple[Any, Exception | None] = (tool.function(*args, **kwargs), None)
         except StopIteration as problem:  # cannot be raised into a future
-            outcome = (None, RuntimeError(f"the tool raised StopIteration: {problem}"))
+            outcome = (None, _as_error(problem))
         except Exception as problem:
             outcome = (None, problem)
         except BaseException as problem:
-            outcome = (None, RuntimeError(f"the tool raised {type(problem).__name__}: {problem}"))
+            outcome = (None, _as_error(problem))
         try:
             loop.call_soon_threadsafe(_finish, future, *outcome)
         except RuntimeError:
             return  # the loop is closed: nobody waits
 
     _threads.run(work)
-    return await future
+    return future
+
+
+async def _awaited(tool: Tool, args: tuple[Any, ...], kwargs: dict[str, Any], permit: Callable[[], None]) -> Any:
+    try:
+        permit()
+        return await tool.function(*args, **kwargs)
+    except (Exception, asyncio.CancelledError):
+        raise
+    except BaseException as problem:
+        raise _as_error(problem) from problem
+
+
+def _as_error(problem: BaseException) -> RuntimeError:
+    return RuntimeError(f"the tool raised {type(problem).__name__}: {problem}")
 
 
 class _Threads:

@@ -14,7 +14,7 @@ from typing import Any
 
 from farhand import value
 from farhand.action import bound_names
-from farhand.call import error_of, run_tool
+from farhand.call import error_of, start_tool
 from farhand.errors import Fenced, SandboxError, SandboxLost, ToolTimedOut, UsageError
 from farhand.files import copy
 from farhand.limits import EXEC_ACK_BYTES, FILE_CHUNK_BYTES, TOOL_TIMEOUT_S, Limits
@@ -279,7 +279,7 @@ class _Program:
         context = ToolContext(f"{self._name}:{frame['call']}", self._name, time.monotonic() + timeout_s)
         called, named = tool.call_arguments(tool.bind(args, kwargs), context)
         try:
-            result = await asyncio.wait_for(run_tool(tool, called, named), timeout_s)
+            result = await asyncio.wait_for(start_tool(tool, called, named), timeout_s)
         except TimeoutError as error:
             if time.monotonic() < context.deadline:
                 raise

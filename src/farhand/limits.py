@@ -40,6 +40,9 @@ BLOBS_REMEMBERED = 10_000
 # The wire between harness and box (docs/protocol.md). sandbox/runner/bounds.py repeats the first four.
 FRAME_BYTES = 1 * MIB
 SPOOL_BYTES = 4 * MIB
+ACK_BYTES = 256 * KIB
+ACK_LATEST_S = 0.05
+"""An acknowledgement goes with the next frame, at the latest after so long or so many bytes."""
 OUT_CHUNK_BYTES = 32 * KIB
 FILE_CHUNK_BYTES = 256 * KIB
 CALLS_WAITING = 1000

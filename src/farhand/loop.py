@@ -85,6 +85,8 @@ class Driver:
         self.lease = lease or Lease()
         self._under_way: dict[str, asyncio.Task[None]] = {}
         self._wake = asyncio.Event()
+        self._until: float | None = None
+        self._alarm: asyncio.TimerHandle | None = None
         self._fatal: BaseException | None = None
         self._failure: FarhandError | None = None
         session.listen(lambda event: self._wake.set())
@@ -132,6 +134,8 @@ class Driver:
             claimed = False
             raise
         finally:
+            self._until = None
+            self._set_alarm(None)
             await self._cancel_all(helpers)
             if claimed:
                 await self._release()
@@ -174,14 +178,19 @@ class Driver:
     async def _sleep(self) -> None:
         """Until something happened or the turn's time is over."""
         until = deadline(self.session.state)
-        left = None if until is None else until - self._clock()
-        if left is not None and left <= 0:
-            left = 0.25  # over already: what was decided is under way
-        try:
-            async with asyncio.timeout(left):
-                await self._wake.wait()
-        except TimeoutError:
-            pass
+        if until != self._until or (until is not None and until <= self._clock()):
+            self._until = until
+            self._set_alarm(until)
+        await self._wake.wait()
+
+    def _set_alarm(self, until: float | None) -> None:
+        """Wake at that time. When it is over already, what was decided is under way: look again in a moment."""
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if until is not None:
+            left = until - self._clock()
+            self._alarm = asyncio.get_running_loop().call_later(left if left > 0 else STOP_AGAIN_S, self._wake.set)
 
     def _start(self, command: Command) -> None:
         task = asyncio.create_task(self._perform(command), name=command.id)

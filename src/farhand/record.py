@@ -17,7 +17,6 @@ from farhand.session import Session
 
 TAIL_BYTES = 32 * 1024
 HEAD_BYTES = WROTE_KEPT_BYTES // 2
-CALLS_UNACKNOWLEDGED = 32
 
 
 class Recorder:
@@ -35,7 +34,6 @@ class Recorder:
         self._answers: list[dict[str, Any]] = []
         self._tail: deque[tuple[int, str, str]] = deque()
         self._size = self._kept = self._tail_size = self._cut = self._gap = self._frame = self._told = 0
-        self._acknowledged = self._calls = 0
         self._error: Exception | None = None
         self._lock = asyncio.Lock()
         self._timer: asyncio.Task[None] | None = None
@@ -53,11 +51,7 @@ class Recorder:
                 self._answer(frame)
         if self._size >= WROTE_BYTES:
             await self.flush()
-        else:
-            self._soon()
-
-    def _soon(self) -> None:
-        if self._timer is None:
+        elif self._timer is None:
             self._timer = asyncio.create_task(self._later())
 
     def _answer(self, frame: Frame) -> None:
@@ -118,13 +112,9 @@ class Recorder:
         await self.flush()
 
     async def logged(self, number: int) -> None:
-        """The frame of a call is in the log. It is acknowledged with what follows: that costs less than one by one."""
+        """The frame of a call is in the log."""
         self._frame = self._told = number
-        self._calls += 1
-        if self._calls >= CALLS_UNACKNOWLEDGED:
-            await self._acknowledge()
-        else:
-            self._soon()
+        await self._acknowledge()
 
     async def finish(self) -> None:
         """Write all there is."""
@@ -138,7 +128,6 @@ class Recorder:
         async with self._lock:
             if self._frame > self._told or self._chunks or self._answers or self._displays:
                 await self._write_down()
-            if self._told > self._acknowledged:
                 await self._acknowledge()
 
     async def _write_down(self) -> None:
@@ -158,7 +147,6 @@ class Recorder:
         self._told = max(self._told, told)
 
     async def _acknowledge(self) -> None:
-        self._acknowledged, self._calls = self._told, 0
         try:
             await self._hand.ack(self._told)
         except SandboxLost:

@@ -25,6 +25,11 @@ def _dump(value: Any) -> bytes:
     return json.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
+def is_inline(event: NewEvent) -> bool:
+    """Whether the event is stored as it is, without blobs."""
+    return len(_dump(dict(event.data))) <= INLINE_BYTES
+
+
 async def pack(blobs: Blobs, event: NewEvent) -> NewEvent:
     """The event with its large fields stored as blobs (fsynced when this returns)."""
     whole = _dump(dict(event.data))
@@ -93,6 +98,11 @@ class Session:
             for listener in list(self._listeners):
                 listener(whole)
         return taken
+
+    @property
+    def appending(self) -> bool:
+        """Whether somebody's append is under way: the next one waits for it."""
+        return self._lock.locked()
 
     async def append(self, *events: NewEvent) -> list[Event]:
         """Append under this driver's claim, all or none. Fenced when a newer claim stands."""

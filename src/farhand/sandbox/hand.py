@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from farhand.errors import Fenced, ProtocolViolation, SandboxError, SandboxLost
-from farhand.limits import FILE_CHUNK_BYTES, FRAMES_UNREAD_BYTES, LISTED_FILES, Limits
+from farhand.limits import ACK_BYTES, ACK_LATEST_S, FILE_CHUNK_BYTES, FRAMES_UNREAD_BYTES, LISTED_FILES, Limits
 from farhand.sandbox.port import Attached, Box, Frame, Frames
 from farhand.sandbox.protocol import STREAM
 
@@ -59,8 +59,11 @@ class Hand:
     def __init__(self, box: Box, frames: Frames, generation: int) -> None:
         self._box, self._frames = box, frames
         self.generation = generation
-        self._stream: deque[Frame] = deque()
+        self._stream: deque[tuple[Frame, int]] = deque()
         self._unread = 0
+        self._acknowledged = self._received = 0
+        self._ack_later: asyncio.TimerHandle | None = None
+        self._ack_sending: asyncio.Task[None] | None = None
         self._answers: dict[str, Frame] = {}
         self._expected: set[str] = set()
         self._refused: deque[Frame] = deque()
@@ -123,13 +126,13 @@ class Hand:
         listed = None if imports is None else list(imports)
         stubs = [dict(tool) for tool in tools]
         hello = {"t": "hello", "limits": asdict(limits), "imports": listed, "tools": stubs, "session": session}
-        await self._frames.send(hello)
+        await self._send(hello)
         if wait:
             await self._answer("ready")
 
     async def run(self, action: str, code: str, title: str) -> None:
         """Start an action. A refusal comes out of `frames()`: AlreadyRun, BoxEnded or SandboxError."""
-        await self._frames.send({"t": "run", "action": action, "code": code, "title": title})
+        await self._send({"t": "run", "action": action, "code": code, "title": title})
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Frames of the stream, each once and in order, up to and including the `done` of the running action."""
@@ -143,25 +146,49 @@ class Hand:
         await self._until(lambda: bool(self._stream or self._refused))
         if self._refused:
             raise _refusal(self._refused.popleft())
-        frame = self._stream.popleft()
-        self._unread -= _weight(frame)
+        frame, weight = self._stream.popleft()
+        self._unread -= weight
         return frame
 
     async def reply(self, call: str, value: Any) -> None:
         """Answer a call with a tagged value. A second answer to one call is ignored by the box."""
-        await self._frames.send({"t": "reply", "call": call, "ok": True, "value": value})
+        await self._send({"t": "reply", "call": call, "ok": True, "value": value})
 
     async def reply_error(self, call: str, type: str, message: str, hint: str = "") -> None:
         error = {"type": type, "message": message, "hint": hint}
-        await self._frames.send({"t": "reply", "call": call, "ok": False, "error": error})
+        await self._send({"t": "reply", "call": call, "ok": False, "error": error})
 
     async def ack(self, n: int) -> None:
-        """What the frames up to n say is in the log."""
-        await self._frames.send({"t": "ack", "n": n})
+        """What the frames up to n say is in the log. Goes with the next frame that is sent, or alone when there is none
+        for ACK_LATEST_S, or at once when much has come since the last."""
+        self._acknowledged = n
+        if self._received >= ACK_BYTES:
+            await self._send()
+        elif self._ack_later is None:
+            self._ack_later = asyncio.get_running_loop().call_later(ACK_LATEST_S, self._send_ack)
+
+    def _send_ack(self) -> None:
+        self._ack_later = None
+        if self._acknowledged and self._broken is None:
+            self._ack_sending = asyncio.ensure_future(self._send_quietly())
+
+    async def _send_quietly(self) -> None:
+        try:
+            await self._send()
+        except (SandboxError, Fenced):
+            return  # whoever reads finds out
+
+    async def _send(self, *frames: Frame) -> None:
+        """Send frames, and what is acknowledged behind them: the box has their work to do first."""
+        if self._acknowledged:
+            frames = (*frames, {"t": "ack", "n": self._acknowledged})
+            self._acknowledged = self._received = 0
+        if frames:
+            await self._frames.send(*frames)
 
     async def interrupt(self, action: str, reason: str, grace_s: float) -> None:
         """SIGINT now, SIGKILL after the grace; `done` tells which it was. `reason` is "interrupt" or "cancel"."""
-        await self._frames.send({"t": "interrupt", "action": action, "reason": reason, "grace_s": grace_s})
+        await self._send({"t": "interrupt", "action": action, "reason": reason, "grace_s": grace_s})
 
     async def ping(self) -> None:
         await self._ask({"t": "ping"})
@@ -226,7 +253,13 @@ class Hand:
             raise SandboxError(f"{path[:200]} cannot be written: {str(frame.get('error'))[:500]}")
 
     async def close(self) -> None:
+        if self._ack_later is not None:
+            self._ack_later.cancel()
         if self._broken is None:
+            try:
+                await self._send()
+            except (SandboxError, Fenced):
+                pass
             self._broken = SandboxLost("this hand is closed")
         self._wake()
         await self._frames.close()
@@ -237,7 +270,7 @@ class Hand:
         asked = f"q{next(self._ids)}"
         self._expected.add(asked)
         try:
-            await self._frames.send({**frame, "id": asked})
+            await self._send({**frame, "id": asked})
             return await self._answer(asked)
         finally:
             self._expected.discard(asked)
@@ -279,10 +312,12 @@ class Hand:
     def _route(self, frame: Frame) -> None:
         kind = frame["t"]
         if kind in STREAM:
-            self._unread += _weight(frame)
+            weight = _weight(frame)
+            self._unread += weight
+            self._received += weight
             if self._unread > FRAMES_UNREAD_BYTES:
                 raise ProtocolViolation("the box sent more frames than its spool may hold")
-            self._stream.append(frame)
+            self._stream.append((frame, weight))
             return
         asked = "ready" if kind == "ready" else frame.get("id")
         if kind == "ready":

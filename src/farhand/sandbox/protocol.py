@@ -128,8 +128,8 @@ class _Frames:
         assert self._state is not None
         return self._state
 
-    async def send(self, frame: Frame) -> None:
-        await self._write(dump({**frame, "gen": self._generation}))
+    async def send(self, *frames: Frame) -> None:
+        await self._write(b"".join(dump({**frame, "gen": self._generation}) for frame in frames))
 
     async def receive(self) -> Frame:
         frame = load(await self._read_line())
@@ -191,7 +191,9 @@ class SocketFrames(_Frames):
         sock.setblocking(False)
         self._sock, self._data, self._searched = sock, bytearray(data), 0
         self._writing = asyncio.Lock()
-        self._waiting: set[asyncio.Future[None]] = set()
+        self._reader: asyncio.Future[None] | None = None
+        self._writer: asyncio.Future[None] | None = None
+        self._watched = False
         self._taken = 0
         self._closed = False
 
@@ -226,7 +228,7 @@ class SocketFrames(_Frames):
             try:
                 data = self._sock.recv(READ_BYTES)
             except BlockingIOError:
-                await self._until_ready(writable=False)
+                await self._until_readable()
                 continue
             except OSError as error:
                 raise SandboxLost("the channel to the box broke") from error
@@ -246,7 +248,7 @@ class SocketFrames(_Frames):
 
     async def _write_all(self, data: bytes) -> None:
         while data := self._try_write(data):
-            await self._until_ready(writable=True)
+            await self._until_writable()
 
     def _try_write(self, data: bytes) -> bytes:
         """What the kernel did not take."""
@@ -262,18 +264,35 @@ class SocketFrames(_Frames):
         if self._closed:
             raise SandboxLost("the channel to the box is closed")
 
-    async def _until_ready(self, writable: bool) -> None:
-        loop, fd = asyncio.get_running_loop(), self._sock.fileno()
-        watch, unwatch = (loop.add_writer, loop.remove_writer) if writable else (loop.add_reader, loop.remove_reader)
-        ready: asyncio.Future[None] = loop.create_future()
-        self._waiting.add(ready)
-        watch(fd, _set, ready)
+    async def _until_readable(self) -> None:
+        """The socket stays watched from one wait to the next; it is let go of when something comes and nobody waits."""
+        loop = asyncio.get_running_loop()
+        self._reader = ready = loop.create_future()
+        if not self._watched:
+            self._watched = True
+            loop.add_reader(self._sock.fileno(), self._readable, loop)
         try:
             await ready
         finally:
-            self._waiting.discard(ready)
+            self._reader = None
+
+    def _readable(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._reader is not None:
+            _set(self._reader)
+        else:
+            self._watched = False
+            loop.remove_reader(self._sock.fileno())
+
+    async def _until_writable(self) -> None:
+        loop, fd = asyncio.get_running_loop(), self._sock.fileno()
+        self._writer = ready = loop.create_future()
+        loop.add_writer(fd, _set, ready)
+        try:
+            await ready
+        finally:
+            self._writer = None
             if not self._closed:
-                unwatch(fd)
+                loop.remove_writer(fd)
 
     def _abort(self) -> None:
         if self._closed:
@@ -283,8 +302,9 @@ class SocketFrames(_Frames):
         loop.remove_reader(fd)
         loop.remove_writer(fd)
         self._sock.close()
-        for waiting in self._waiting:
-            _set(waiting)
+        for waiting in (self._reader, self._writer):
+            if waiting is not None:
+                _set(waiting)
 
 
 def _set(future: asyncio.Future[None]) -> None:
