@@ -43,7 +43,7 @@ def root(tmp_path: Path) -> Path:
 def flushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str]]]:
     """Every flush, in order: what it was of, and the blobs that had their name at that moment."""
     seen: list[tuple[Path, list[str]]] = []
-    real = module.fsync
+    real = os.fsync
 
     def fsync(fd: int) -> None:
         real(fd)
@@ -51,7 +51,7 @@ def flushed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Path, list[str]]]:
         folder = next(one for one in (path, *path.parents) if one.name == "blobs" or one == one.parent)
         seen.append((path, [file.name for file in folder.glob("??/*")] if folder.name == "blobs" else []))
 
-    monkeypatch.setattr(module, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     return seen
 
 
