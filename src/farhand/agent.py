@@ -250,7 +250,6 @@ class CodeAgent:
             environment=self.environment,
             imports=allowed,
             imports_text=imports.describe(self.environment, self._additional),
-            limits=self.limits,
             instructions=self.instructions,
             files=self.files_of(session_id),
             redact=redactor(os.environ),

@@ -99,7 +99,6 @@ STOP_TRIES = 8
 ENVIRONMENT_BUILD_S = 1800.0
 ENVIRONMENT_ERROR_LINES = 20
 """Of a failed installation, the last lines that the error keeps."""
-EVENT_LISTENERS_QUEUE = 10_000
 
 
 @dataclass(frozen=True, slots=True)

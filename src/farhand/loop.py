@@ -20,7 +20,7 @@ from farhand.call import Caller
 from farhand.decide import Act, AskModel, CallTool, Command, EndTurn, Settle, Stop, deadline, decide
 from farhand.errors import FarhandError, Fenced, Held, ModelError, ModelProtocolError, StoreError
 from farhand.event import NewEvent
-from farhand.limits import LEASE_RENEW_S, LEASE_S, MODEL_REPLY_BYTES, MODEL_RETRY_S, STOP_AGAIN_S, WAIT_POLL_S, Limits
+from farhand.limits import LEASE_RENEW_S, LEASE_S, MODEL_REPLY_BYTES, MODEL_RETRY_S, STOP_AGAIN_S, WAIT_POLL_S
 from farhand.model.port import TOOLS, Finished, Model, ModelRequest, ReasoningDelta, TextDelta, ToolCallDelta, Usage
 from farhand.sandbox.environment import Environment
 from farhand.sandbox.port import Sandbox
@@ -43,7 +43,6 @@ class Equipment:
     environment: Environment
     imports: tuple[str, ...] | None
     imports_text: str
-    limits: Limits
     instructions: str
     files: Path
     redact: Callable[[str], str] = field(default=lambda text: text)
